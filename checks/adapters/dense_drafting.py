@@ -19,7 +19,8 @@ from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, 
 from ...gpu.kernels.layers.delta_rule import L2_EPS, recur_torch
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead, MultiLayerEagleHeads
-from ...gpu.tiny.dense import DenseAttention
+from ...gpu.models.heads.block import BlockHead
+from ...gpu.tiny.dense import BlockAttention, DenseAttention
 from ...gpu.types.recurrence import Inputs, RecurrentWeights, StateShape
 
 
@@ -173,6 +174,16 @@ def dense_tree(drafter, text: Sequence[int], shape: Shape, relayed_topk: int) ->
         drafts = np.concatenate([level.tokens for level in levels], 1)
         return DenseProposal(relay, levels, build_chain(root, drafts, lengths, shape.max_position))
     return DenseProposal(relay, levels, build_tree(root, levels, lengths, shape.num_draft_tokens, shape.max_position))
+
+
+def dense_block(head: BlockHead, target: Decoder, text: Sequence[int], steps: int) -> list[int]:
+    """Draft the block of a row whose text ends with the root."""
+    length = len(text) - 1
+    places = steps + (not head.parts.samples_anchor)
+    attention = BlockAttention(torch.tensor([[length]]), length, places, head.is_causal)
+    head.keep_context(head.prepare_hidden(captured_states(target, text[:-1], head.aux_layers)), attention)
+    hidden = head.run_block(torch.tensor([[text[-1]] + [head.mask_token] * (places - 1)]), attention)
+    return head.choose(hidden[:, -steps:], torch.tensor(text[-1:]))[0].tolist()
 
 
 # -- recurrent layers -------------------------------------------------------------------------------------------------

@@ -31,13 +31,14 @@ from ...gpu.executor.parts import ExecutorOptions
 from ...gpu.executor.shaping import paths_of
 from ...gpu.kernels.rounds.build_tree import shorten_rows
 from ...gpu.models.decoder import Decoder
+from ...gpu.models.heads.block import BlockHead
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.ops.torch_ops import TorchOps
 from ...gpu.session.devices import ops_for, resolve_device
 from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
-from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_tree
+from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_block, dense_tree
 from .torch_models import (
     DRAFT_HIDDEN,
     HIDDEN,
@@ -248,6 +249,11 @@ class CheckedExecutor(WrappedExecutor):
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
         if drafter is Drafter.HEADS and self.config.prefix_cache:
             return None  # behind a cached prefix nothing is known of what the heads said at its end
+        if isinstance(draft, BlockHead):
+            with torch.no_grad():
+                return {
+                    tuple(drafts[: n + 1]) for drafts in [dense_block(draft, target, text, steps)] for n in range(steps)
+                }
         dense = DENSE[drafter](*((draft,) if drafter is Drafter.MODEL else (draft, target)), noise)
         with torch.no_grad():
             shape = Shape(steps, topk, num_draft_tokens, self.config.context_len - 1)

@@ -4,7 +4,7 @@ producer of outputs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -16,13 +16,16 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.algorithm.registry import get_algorithm
 from ...core.contract.step import Join
 from ...core.model_shape import MoeConfig
+from ...core.model_shape.block_heads import DFLASH2, DSPARK, USUAL_PARTS
 from ...gpu.batch.pools import Chunks
 from ...gpu.draft.port import RoundBatch
 from ...gpu.executor.parts import DraftModel
 from ...gpu.models.checkpoint import network_of, new_head
 from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
-from ...gpu.models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from ...gpu.models.eagle import DraftHead
+from ...gpu.models.heads.block_config import QWEN3
+from ...gpu.models.heads.config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.rope import Rope
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
@@ -92,6 +95,8 @@ def draft_model(algorithm: str, vocab_size: int, kind: TargetKind = PLAIN) -> Dr
     if drafter is Drafter.MODEL:
         # An executor that packed the shared one has dropped its plain weights.
         return _near(_fresh_target(vocab_size, kind, LONG_CONTEXT))
+    if drafter is Drafter.BLOCK:
+        return _block_head(form, vocab_size, kind)
     config = HeadConfig(
         algorithm=form,
         model=_config(vocab_size, HIDDEN, 1, TargetKind(head_dim=kind.head_dim)),
@@ -107,6 +112,18 @@ def draft_model(algorithm: str, vocab_size: int, kind: TargetKind = PLAIN) -> Dr
     else:
         _pass_tokens_on(head)
     return head
+
+
+def _block_head(form: str, vocab_size: int, kind: TargetKind) -> DraftHead:
+    """Return a block drafter of one layer."""
+    small = {"conv_group": 4, "selector_rank": 3, "selector_top_k": 5} if form == DFLASH2 else {}
+    small |= {"markov_rank": 3} if form == DSPARK else {}
+    parts = replace(USUAL_PARTS[form], block_size=NUM_HEADS + 1, mask_token=vocab_size - 1, **small)
+    layers = replace(
+        _config(vocab_size, HIDDEN, 1, TargetKind(head_dim=kind.head_dim)), architecture=QWEN3, qk_norm=True
+    )
+    config = HeadConfig(form, layers, HIDDEN, vocab_size, (1, 2), block=parts)
+    return _sharpened(new_head(config, target_model(vocab_size, kind)), 2)
 
 
 @cache

@@ -27,6 +27,7 @@ class Drafter(Enum):
     MODEL = "model"  # a small language model with a KV cache of its own
     HEAD = "head"  # one draft layer on the target's hidden states, run once per step
     HEADS = "heads"  # one head per step
+    BLOCK = "block"  # layers that draft a block at once, with KV made of the target's hidden states
     LOOKUP = "lookup"  # a proposer on the host, from the text so far (`make_proposer`); no device work
 
 
@@ -49,7 +50,7 @@ class AlgorithmShape:
     steps: int
     topk: int = 1
     hidden_size: int = 0
-    num_heads: int | None = None  # draft heads that the checkpoint has, for one-head-per-step drafts
+    num_heads: int | None = None  # of a draft with one head per step, or the drafts of a whole block
     target_vocab_size: int | None = None
     draft_vocab_size: int | None = None
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
 from ..contract.handoff_batch import DraftInput, HandoffBatch
-from ..contract.hidden import ForwardPhase, MissingHiddenState
+from ..contract.hidden import CaptureHiddenMode, ForwardPhase, MissingHiddenState, capture_mode
 from ..errors import Problem
 from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer
@@ -177,10 +177,19 @@ class BlockDrafting(SpecAlgorithm):
     """
 
     name = "DFLASH"
-    drafter = Drafter.HEAD
+    drafter = Drafter.BLOCK
     draft_form = "DFLASH"
     draft_kv = DraftKV.UNSHIFTED
-    simulated_only = True
+
+    def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
+        return capture_mode(phase, phase in (ForwardPhase.PREFILL, ForwardPhase.VERIFY))
+
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
+        problems = super().problems(shape)
+        if shape.num_heads is not None and shape.steps > shape.num_heads:
+            found = f"{shape.steps} steps, and a block of the draft has {shape.num_heads} drafts at most"
+            problems.append(Problem("block_size", found))
+        return problems
 
 
 class SelectedBlockDrafting(BlockDrafting):

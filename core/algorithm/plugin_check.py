@@ -38,6 +38,7 @@ KINDS = {
     Drafter.MODEL: DrafterKind(("STANDALONE",), DraftKV.UNSHIFTED, False, _TOPK),
     Drafter.HEAD: DrafterKind(("EAGLE", "EAGLE3"), DraftKV.SHIFTED, True, (*_TOPK, "hidden_states")),
     Drafter.HEADS: DrafterKind(("MULTI_LAYER_EAGLE",), DraftKV.SHIFTED, True, (*_TOPK, "hidden_states")),
+    Drafter.BLOCK: DrafterKind(("DFLASH", "DFLASH2", "DSPARK"), DraftKV.UNSHIFTED, False, (BONUS_TOKENS.name,)),
     Drafter.LOOKUP: DrafterKind(("",), DraftKV.NONE, False, (BONUS_TOKENS.name,)),
 }
 
@@ -125,7 +126,7 @@ def answer_problems(algorithm: SpecAlgorithm) -> list[Problem]:
     ask("problems", _ANY_SHAPE)
     ask("build_disagg_draft_input", _EMPTY_BATCH, np.empty(0, np.int64), None)
     # That of a head may import torch, so executors alone ask for it.
-    has_head = algorithm.drafter in (Drafter.HEAD, Drafter.HEADS)
+    has_head = algorithm.drafter in (Drafter.HEAD, Drafter.HEADS, Drafter.BLOCK)
     if not has_head and (network := ask("draft_network")) is not None:
         problems.append(Problem("draft_network", f"gave {network!r}, but its drafter is {algorithm.drafter.name}"))
     proposer = ask("make_proposer", _ANY_SHAPE)

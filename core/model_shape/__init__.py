@@ -5,6 +5,7 @@ from .block_heads import (
     block_kind,
     brings_block_drafter,
     most_block_drafts,
+    read_block_config,
     read_block_head,
     read_own_block,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "prediction_layer",
     "prediction_layers",
     "published_alike",
+    "read_block_config",
     "read_block_head",
     "read_experts",
     "read_full_heads",

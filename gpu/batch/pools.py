@@ -191,6 +191,12 @@ class PagedAttention:
             return ops.verify_attention(q, k, v, kv, batch, softmax)
         return ops.extend_attention(q, k, v, kv, batch, softmax)
 
+    def keep(self, layer: int, k: Tensor, v: Tensor, cos_sin: Tensor) -> None:
+        """Write the KV of the pass's tokens, k and v [n, Hk, d] not rotated yet, without attention to it."""
+        pool = self.pool
+        assert pool.rings is None, "a draft's KV lies in pages"
+        self.ops.rope_write(k[:, :1], k, v, cos_sin, self.positions, self.slots, pool.layers[layer], pool.scales[layer])
+
     def _ringed(self) -> tuple[AttentionBatch, Tensor]:
         """Return the batch and the slots of layers in rings."""
         if self._in_rings is None:

@@ -9,12 +9,14 @@ from ...core.scheduler.config import VERIFY_ALL
 from ...core.scheduler.engine import Engine
 from ..batch.pools import KVPool, Rings
 from ..batch.states import StatePool
+from ..draft.block import BlockDraft
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
 from ..draft.network import HeadNetwork, LanguageModelNetwork
 from ..draft.port import Draft, NoDraft, ParkedDraft, ProposedDraft
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, MultiLayerEagleHeads
+from ..models.heads.block import BlockHead
 from ..models.projection import pack_projections
 from ..ops.debug import CheckedOps
 from ..types.ops import Ops
@@ -132,8 +134,12 @@ def _draft(
         if not isinstance(model, MultiLayerEagleHeads):
             raise _another_form(name, "one head per step")
         return HeadsDraft(ops, model, pool, topk, engine.config.max_running)
+    if drafter is Drafter.BLOCK:
+        if not isinstance(model, BlockHead):
+            raise _another_form(name, "a block of masks")
+        return BlockDraft(ops, model, pool)
     if drafter is Drafter.HEAD:
-        if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagleHeads):
+        if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagleHeads | BlockHead):
             raise _another_form(name, "one head for all steps")
         return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
     if not isinstance(model, Decoder):

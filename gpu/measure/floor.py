@@ -25,6 +25,7 @@ from ..executor.parts import DraftModel
 from ..models.decoder import Decoder
 from ..models.divided import sharded
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
+from ..models.heads.block import BlockHead
 from .clock import Clock
 
 
@@ -60,6 +61,8 @@ def round_bytes(
     slot = bytes_per_slot(draft.kv_shapes, target.kv_dtype)
     if isinstance(draft, MultiLayerEagleHeads):
         # All heads run once, in the catch-up; each brings its own layer of the pool.
+        return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)), states)
+    if isinstance(draft, BlockHead):  # one pass proposes; the catch-up makes KV, with weights of that pass
         return RoundBytes(weights + head_pass_bytes(draft, target), (*kv, (0, slot)), states)
     fusion = draft.fc_weight.nbytes if isinstance(draft, Eagle3Head) else 0  # in the catch-up only
     a_pass = head_pass_bytes(draft, target) - fusion

@@ -20,7 +20,7 @@ from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..models.divided import check_shards, sharded
 from ..session.devices import ARGUMENTS, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from ..session.hub import local_checkpoint
-from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, heads_of, kv_dtype_of
+from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, kv_dtype_of, most_drafts_of
 from ..session.plan import (
     SessionOptions,
     algorithm_name,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..models.config import ModelConfig
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
 
 DEFAULT_STEPS = "1,3,5"
 MEMORY_FRACTION = 0.9  # of what is free; the rest is for activations and graphs
@@ -273,7 +273,7 @@ def _models(
         target = ModelConfig.from_directory(session.model)
         algorithm = executed_algorithm(algorithm_name(session))
         draft = draft_config(session, algorithm, target)
-        heads = heads_of(draft, algorithm)
+        heads = most_drafts_of(draft, algorithm)
         if options.steps is None and heads is not None:
             steps = (*(count for count in steps if count < heads), heads)
     check_algorithm(session, algorithm, max(steps) if algorithm.is_speculative else 0, target, draft)

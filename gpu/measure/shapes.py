@@ -5,6 +5,7 @@ Weights are random, so acceptance must be simulated.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +17,14 @@ from torch import Tensor
 from ...core.algorithm.algorithm import Drafter, SpecAlgorithm
 from ...core.errors import ConfigError, nearest_name
 from ...core.model_shape import BUILT_IN, built_in_config
+from ...core.model_shape.block_heads import BLOCK_LAYERS, USUAL_PARTS, usual_fused_layers
 from ...core.model_shape.matrices import matrix_named
 from ..models.checkpoint import HEADS, kept_products, network_of, new_head, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
-from ..models.head_config import EAGLE3, HeadConfig, default_aux_layers
+from ..models.heads.block_config import QWEN3
+from ..models.heads.config import EAGLE3, HeadConfig, default_aux_layers
 from ..models.rope import Rope
 from ..models.stored.quantized import Quantization
 from ..models.weights import allocate, initialize
@@ -61,12 +64,13 @@ def draft_shape(
     if given is not None:
         message = f"{given!r} is a shape for STANDALONE drafts; {algorithm.name} needs none to be given"
         raise ConfigError.of("<arguments>", "draft", message)
-    if algorithm.drafter not in (Drafter.HEAD, Drafter.HEADS):
+    if algorithm.drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
     if algorithm.draft_form not in HEADS:
         message = f"{algorithm.name} has no draft of a known form; known are {', '.join(HEADS)}"
         raise ConfigError.of("<arguments>", "algorithm", message)
-    head = _head(target, algorithm.draft_form, max(max_steps, 1))
+    form, steps = algorithm.draft_form, max(max_steps, 1)
+    head = _block(target, form, steps) if algorithm.drafter is Drafter.BLOCK else _head(target, form, steps)
     return replace(head, network=network_of(algorithm))
 
 
@@ -94,6 +98,19 @@ def _head(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
         aux_layers=default_aux_layers(target.num_layers) if is_eagle3 else (),
         num_heads=1 if algorithm in (EAGLE3, "EAGLE") else max_steps,
     )
+
+
+def _block(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
+    """Return a block drafter that drafts `max_steps` tokens, with the layers that published ones have, or as many as
+    the target has different states for."""
+    parts, layers = USUAL_PARTS[algorithm], max(1, min(BLOCK_LAYERS, target.num_layers - 3))
+    body = replace(_plain_layers(target), architecture=QWEN3, qk_norm=True, num_layers=layers, tied_embeddings=False)
+    parts = replace(parts, block_size=max_steps + (not parts.samples_anchor), mask_token=target.vocab_size - 1)
+    if parts.conv_taps:
+        group, top_k = math.gcd(parts.conv_group, target.hidden_size), min(parts.selector_top_k, target.vocab_size)
+        parts = replace(parts, conv_group=group, selector_top_k=top_k)
+    fused = usual_fused_layers(layers, target.num_layers)
+    return HeadConfig(algorithm, body, target.hidden_size, target.vocab_size, fused, block=parts)
 
 
 def _plain_layers(target: ModelConfig) -> ModelConfig:

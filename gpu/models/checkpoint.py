@@ -27,7 +27,9 @@ from ..types.shards import WHOLE, Shard, ShardCut, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
 from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads, PredictionLayer, unprefixed
-from .head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from .heads.block import BlockHead, MarkovHead, WalkedHead
+from .heads.block_config import BLOCKS
+from .heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from .mlps import ExpertMlp
 from .projection import WeightProduct
 from .stored.kv_scales import read_kv_scales
@@ -44,10 +46,11 @@ from .stored.tensor_files import (
 )
 from .weights import NamedWeight, allocate, initialize, products_of
 
-HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHeads]] = {
+HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHeads] | type[BlockHead]] = {
     EAGLE: EagleHead,
     EAGLE3: Eagle3Head,
     MULTI_LAYER_EAGLE: MultiLayerEagleHeads,
+    **dict(zip(BLOCKS, (BlockHead, WalkedHead, MarkovHead), strict=True)),
 }
 STANDALONE = "STANDALONE"
 MAX_NAMED = 8  # of a long list of tensors
@@ -177,7 +180,7 @@ def network_of(algorithm: SpecAlgorithm) -> type[DraftHead] | None:
         raise PluginError(f"{who} raised {type(error).__name__}: {error}") from error
     if network is None:
         return None
-    base = MultiLayerEagleHeads if algorithm.drafter is Drafter.HEADS else DraftHead
+    base = {Drafter.HEADS: MultiLayerEagleHeads, Drafter.BLOCK: BlockHead}.get(algorithm.drafter, DraftHead)
     if not (isinstance(network, type) and issubclass(network, base)):
         raise PluginError(f"{who} gave {network!r}, expected a subclass of {base.__qualname__}")
     if inspect.isabstract(network):

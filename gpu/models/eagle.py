@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..types.attention import BatchAttention, KVScales
 from ..types.ops import Ops
 from .decoder import Decoder, wide
-from .head_config import HeadConfig
+from .heads.config import HeadConfig
 from .layer import Layer
 from .mixers import norm_dtype
 from .projection import Embedding, Projection

@@ -135,6 +135,15 @@ class GroupedAttention(nn.Module):
         out = attention.attend(self._place, q, k, v, cos_sin if self.table is None else self.table, self.softmax)
         return project_output((self._ops.sigmoid_mul(out, gate[0]) if gate else out).flatten(1))
 
+    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys, not rotated yet, and values [n, Hk, d] alone of x [n, input size]."""
+        _, num_keys, num_values = self.heads
+        assert num_values and self._value_norm is None, "values have a projection of their own"
+        first = self.qkv_weight.shape[0] - (num_keys + num_values) * self.head_dim
+        both = self.projections[0].outputs_from(first, x).view(x.shape[0], -1, self.head_dim)
+        k, v = both.split_with_sizes((num_keys, num_values), 1)
+        return (k, v) if self._head_norms is None else (next(self._normed((k,), self._head_norms[1:])), v)
+
     def _normed(self, parts: tuple[Tensor, ...], weights: tuple[Tensor, ...]) -> Iterator[Tensor]:
         """Yield queries and keys [n, heads, d] under their norms: of each head, or of all heads of all ranks."""
         if not self._joint or self._shard.is_whole:

@@ -91,6 +91,19 @@ class Projection:
             out = F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
         return out if self._exchange is None else self._exchanged(out)
 
+    def outputs_from(self, first: int, x: Tensor) -> Tensor:
+        """Return the outputs from number `first` on, [n, out − first], of a product in one process. Where the layout
+        lets it, the others are not computed."""
+        assert self._exchange is None, "a rank's outputs are not in one place"
+        if self.compiled is not None and len(x) <= host.MAX_TOKENS:
+            part = HostProduct(*(array[first:] for array in self.compiled))
+            out = x.new_empty(len(x), len(part.weight))
+            host.multiply(x.detach().contiguous().numpy(), *part, False, out.numpy())
+            return out
+        if self._multiply is not None:
+            return self(x)[:, first:]
+        return F.linear(x, self._weight[first:], None if self._bias is None else self._bias[first:])
+
     def _exchanged(self, out: Tensor) -> Tensor:
         assert self._exchange is not None
         out = self._exchange(out)

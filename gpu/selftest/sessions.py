@@ -31,7 +31,7 @@ from ..models.checkpoint import load_target, random_head, random_weights, save_d
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
 from ..models.families import architecture_of
-from ..models.head_config import HeadConfig
+from ..models.heads.config import HeadConfig
 from ..ops.torch_ops import TorchOps
 from ..session.plan import SessionOptions
 from ..session.session import DecodeSession

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...core.scheduler.spec import EngineSpec
     from ..batch.pools import Rings
     from ..models.config import ModelConfig
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
     from ..types.shards import Shard
 
 DEFAULT_CACHE_SHARE = 0.25  # share of slots beyond what running requests need, for prefixes that return
@@ -137,9 +137,15 @@ def has_states(*models: ModelConfig | HeadConfig | None) -> bool:
 
 def heads_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
     """Return the heads of a draft that has one per step, None for others."""
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
 
     return draft.num_heads if algorithm.drafter is Drafter.HEADS and isinstance(draft, HeadConfig) else None
+
+
+def most_drafts_of(draft: ModelConfig | HeadConfig | None, algorithm: SpecAlgorithm) -> int | None:
+    """Return the most tokens that a draft proposes in a round, None where nothing bounds them."""
+    block = getattr(draft, "block", None)
+    return heads_of(draft, algorithm) if block is None else block.most_drafts
 
 
 def working_bytes(
@@ -186,7 +192,7 @@ def graph_bytes(spec: EngineSpec, device: str) -> int:
 
 def _model_of(draft: ModelConfig | HeadConfig | None) -> ModelConfig:
     """Return the shape of a draft's layers."""
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
 
     assert draft is not None, "a draft with a network is given"
     return draft.model if isinstance(draft, HeadConfig) else draft

@@ -31,9 +31,9 @@ from .memory import (
     bytes_per_token,
     checkpoint_bytes,
     has_states,
-    heads_of,
     kept_bytes,
     kv_dtype_of,
+    most_drafts_of,
     size_pool,
     working_bytes,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from ..batch.pools import Rings
     from ..models.config import ModelConfig
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
 
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own request and no prefix for others"
@@ -133,7 +133,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
         ),
         algorithm,
         speculation_of(options),
-        backend_of(device, _graph_sizes(options, device), heads_of(draft, algorithm)),
+        backend_of(device, _graph_sizes(options, device), most_drafts_of(draft, algorithm)),
         read_text,
     )
     check_steps(spec)
@@ -296,7 +296,7 @@ def recognise_draft(directory: Path) -> str:
     """Return the algorithm that the draft in `directory` is made for, by its architecture or the tensors that
     only a head has."""
     from ..models.config import read_json
-    from ..models.head_config import head_form
+    from ..models.heads.config import head_form
     from ..models.stored.tensor_files import list_tensors
 
     path = Path(directory) / "config.json"
@@ -308,9 +308,9 @@ def draft_config(
 ) -> ModelConfig | HeadConfig | None:
     from ..models.checkpoint import network_of
     from ..models.config import ModelConfig
-    from ..models.head_config import HeadConfig
+    from ..models.heads.config import HeadConfig
 
-    needs_draft = algorithm.drafter in (Drafter.MODEL, Drafter.HEAD, Drafter.HEADS)
+    needs_draft = algorithm.drafter not in (Drafter.NONE, Drafter.LOOKUP)
     if needs_draft and options.draft is None:
         raise ConfigError.of(ARGUMENTS, "draft", f"{algorithm.name} needs the directory of a draft checkpoint")
     if not needs_draft:
@@ -339,7 +339,7 @@ def check_algorithm(
         steps=max_steps,
         topk=options.topk,
         hidden_size=target.hidden_size,
-        num_heads=heads_of(draft, algorithm),
+        num_heads=most_drafts_of(draft, algorithm),
         target_vocab_size=target.vocab_size,
     )
     problems = algorithm.problems(shape)

@@ -3,7 +3,7 @@ For training, and to compare the paged form with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -161,3 +161,54 @@ def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
     cos, sin = cos_sin.unsqueeze(1).chunk(2, -1)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class BlockAttention:
+    """The attention of a block drafter over whole sequences: `batch_size` of `length` tokens each, whose context
+    `keep` takes, and the same number of blocks of `places` places in each.
+
+    `anchors` int64 [b, A]: the position of each block's first place, which sees the context before it.
+    `is_causal` says which layers see of a block only what stands before a place.
+    """
+
+    in_round = False
+
+    def __init__(self, anchors: Tensor, length: int, places: int, is_causal: Callable[[int], bool]) -> None:
+        self._anchors, self._length, self._places, self._is_causal = anchors, length, places, is_causal
+        self._context: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: keys, rotated, and values [b, Hk, t, d]
+
+    def keep(self, layer: int, k: Tensor, v: Tensor, cos_sin: Tensor) -> None:
+        """See `ContextAttention`; k and v [b · t, Hk, d]."""
+        b, t = len(self._anchors), self._length
+        k = rotate(k, cos_sin[:t].to(k.dtype).repeat(b, 1))
+        self._context[layer] = k.unflatten(0, (b, t)).transpose(1, 2), v.unflatten(0, (b, t)).transpose(1, 2)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, softmax: Softmax = PLAIN) -> Tensor:
+        """Attend: blocks stand one after another, b · A · n places in all; see `Attention`."""
+        b, blocks, n = *self._anchors.shape, self._places
+        order, device = torch.arange(n, device=q.device), q.device
+        positions = self._anchors.unsqueeze(-1) + order
+        rows = cos_sin[positions.flatten().clamp(max=len(cos_sin) - 1)].to(q.dtype)
+        group, causal = q.shape[1] // k.shape[1], self._is_causal(layer)
+        q, k = rotate(q, rows) * softmax.scale_of(q), rotate(k, rows)
+        q, k, v = (x.unflatten(0, (b, blocks, n)).transpose(2, 3) for x in (q, k, v))  # [b, A, heads, n, d]
+        q = q.unflatten(2, (-1, group))
+        keys, values = (x[:, None, :, None] for x in self._context[layer])
+        before = torch.arange(self._length, device=device) < self._anchors.unsqueeze(-1)
+        before = before.unsqueeze(2).expand(-1, -1, n, -1)
+        if softmax.window:
+            first = (positions if causal else self._anchors.unsqueeze(-1).expand(-1, -1, n)) - softmax.window
+            before = before & (torch.arange(self._length, device=device) > first.unsqueeze(-1))
+        scores = (q @ keys.transpose(-1, -2)).masked_fill(~before[:, :, None, None], -torch.inf)
+        own = q @ k.unsqueeze(3).transpose(-1, -2)
+        if causal:
+            own = own.masked_fill(order > order[:, None], -torch.inf)
+            if softmax.window:
+                own = own.masked_fill(order <= order[:, None] - softmax.window, -torch.inf)
+        weights = torch.cat((scores, own), -1).softmax(-1)
+        out = weights[..., : self._length] @ values + weights[..., self._length :] @ v.unsqueeze(3)
+        return out.flatten(2, 3).transpose(2, 3).flatten(0, 2)
+
+    def recur(self, layer: int, projected: Tensor, weights: RecurrentWeights, shape: StateShape) -> Tensor:
+        """Refuse: block drafters have no recurrent layers."""
+        raise AssertionError("a block drafter has no recurrent layers")

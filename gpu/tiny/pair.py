@@ -26,7 +26,7 @@ from ..models.checkpoint import (
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
-from ..models.head_config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
+from ..models.heads.config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..models.layer import Layer
 from ..models.mixers import GroupedAttention
 from ..ops.torch_ops import TorchOps

@@ -143,6 +143,13 @@ class BatchAttention(Protocol):
         recurrent layer `layer`, counted among these from 0, norm and gate → [n, H · Dv]."""
 
 
+class ContextAttention(BatchAttention, Protocol):
+    """The attention of a pass that keeps KV which is made of something else than its tokens."""
+
+    def keep(self, layer: int, k: Tensor, v: Tensor, cos_sin: Tensor) -> None:
+        """Keep k and v [n, Hk, d], not rotated yet, for later passes; see `BatchAttention.attend`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Where n of the nodes of bs rows stand in a pass that leaves out the others.

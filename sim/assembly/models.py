@@ -84,7 +84,7 @@ def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape
             return standalone(draft, target, algorithm.draft_form)
         case Drafter.LOOKUP:
             return host_draft(algorithm.name, algorithm.draft_time_share)
-        case Drafter.HEAD | Drafter.HEADS:
+        case Drafter.HEAD | Drafter.HEADS | Drafter.BLOCK:
             return _head(scenario, algorithm, target, max_steps)
 
 

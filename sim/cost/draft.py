@@ -12,7 +12,7 @@ from enum import Enum
 
 from ...core.errors import ForedraftError
 from ...core.model_shape import Attention, BlockParts, Experts, HeadShape, Mlp, ModelShape, prediction_layer
-from ...core.model_shape.block_heads import NO_PARTS
+from ...core.model_shape.block_heads import BLOCK_LAYERS, NO_PARTS, USUAL_PARTS
 from .hardware import Parallelism
 
 STANDALONE = "STANDALONE"
@@ -21,16 +21,7 @@ EAGLE3 = "EAGLE3"
 MULTI_LAYER_EAGLE = "MULTI_LAYER_EAGLE"
 P_EAGLE = "P_EAGLE"
 PARD = "PARD"
-USUAL_PARTS = {
-    "DFLASH": NO_PARTS,
-    "DFLASH2": BlockParts(conv_taps=2, conv_group=16, selector_rank=256, selector_top_k=16),
-    "DSPARK": BlockParts(samples_anchor=True, markov_rank=256, has_confidence=True),
-}
-"""Block drafters, with the parts of one whose configuration is not known: the defaults of speculators 0.9."""
 BLOCK_DRAFTERS = tuple(USUAL_PARTS)
-BLOCK_LAYERS = 5
-"""The layers of a block drafter whose configuration is not known, and the hidden states that it fuses (the default of
-speculators 0.9)."""
 
 
 class Drafting(Enum):

@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from foredraft.gpu.models.checkpoint import random_head, random_weights, save_draft, save_target
 from foredraft.gpu.models.config import LLAMA, ModelConfig
-from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.models.heads.config import HeadConfig
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.text import Tokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -107,6 +107,9 @@ class ReferenceDrafter:
         if request.shape.steps == 0 or not self.algorithm.is_speculative:
             none = np.zeros((len(request.rows), 0), np.int32)
             return Drafted(build_chain(request.roots, none, request.lengths, self.max_position))
+        if self.algorithm.drafter is Drafter.BLOCK:
+            drafts = self._path(request, request.shape.steps)
+            return Drafted(build_chain(request.roots, drafts, request.lengths, self.max_position))
         return Drafted(self._model_tree(request))
 
     def _check_relay(self, request: DraftRequest) -> None:
@@ -135,7 +138,7 @@ class ReferenceDrafter:
             self._show(host, row, np.append(prefix.tokens, root))
         if request.runs is not None:
             # The drafts are those of a foreign proposer, so every round starts from the first relay values.
-            paths = [[path] for path in self._simulated_paths(request)]
+            paths = [[path] for path in self._path(request, nodes - 1)]
             tree = build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
             first = host.first_relay(request.rows)
             return Drafted(tree, {name: np.stack([values] * nodes, axis=1) for name, values in first.items()})
@@ -148,11 +151,13 @@ class ReferenceDrafter:
         host.open_row(row)
         host.observe(row, text)
 
-    def _simulated_paths(self, request: DraftRequest) -> np.ndarray:
+    def _path(self, request: DraftRequest, length: int) -> np.ndarray:
+        """Return the best tokens behind each row's text, one after another, int64 [bs, length]."""
         hashes, tokens = request.root_hashes, request.roots
         path = []
-        for depth in range(request.shape.nodes - 1):
-            tokens = self.draft.top_k(hashes, tokens, 1, 0, depth < request.runs)[0][:, 0]
+        for depth in range(length):
+            right = None if request.runs is None else depth < request.runs
+            tokens = self.draft.top_k(hashes, tokens, 1, 0, right)[0][:, 0]
             hashes = extend_hash(hashes, tokens)
             path.append(tokens)
         return np.stack(path, axis=1) if path else np.zeros((len(request.rows), 0), np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ....core.acceptance.process import AcceptanceProcess
 from ....core.contract.future_map import FutureMap
-from ....core.contract.hidden import ForwardPhase, check_hidden
+from ....core.contract.hidden import CaptureHiddenMode, ForwardPhase, check_hidden
 from ....core.contract.request import Request
 from ....core.contract.step import DecodeStep
 from ....core.draws import request_key
@@ -250,12 +250,11 @@ class ReferencePasses:
             values |= {"topk_ids": ids, "topk_probabilities": probabilities}
             if is_parked:
                 values |= {"topk_ids": np.zeros_like(ids), "topk_probabilities": np.zeros_like(probabilities)}
-        if hidden is not None:
+        if hidden is not None and self.algorithm.needs_hidden_states:
             values["hidden_states"] = hidden
         check_hidden(values.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash")
         self.future_map.stash(rows, epochs, values)
 
     def _draft_hidden(self, hashes: np.ndarray) -> np.ndarray | None:
-        hidden = hidden_of(hashes) if self.algorithm.needs_hidden_states else None
-        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
-        return hidden
+        mode = self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL)
+        return None if mode is CaptureHiddenMode.NULL else hidden_of(hashes)

@@ -7,6 +7,7 @@ branch, duplicated page tails, chunk ends, cached prefixes and carried hidden st
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -126,11 +127,11 @@ class RecordingOps(TorchOps):
 class Watched:
     """Stands before an executor's draft, knows each row's text, and compares every proposal."""
 
-    def __init__(self, executor, ops: RecordingOps, target, draft_model, relayed_topk: int) -> None:
-        self._draft, self._ops = executor.draft, ops
+    def __init__(self, executor, ops: RecordingOps, target, draft_model, relayed_topk: int, by_hand) -> None:
+        self._draft, self._ops, self._by_hand = executor.draft, ops, by_hand
         self._target, self._model, self._topk = target, draft_model, relayed_topk
         self._is_heads = isinstance(draft_model, MultiLayerEagleHeads)
-        if draft_model is not None and not self._is_heads:
+        if draft_model is not None and not self._is_heads and by_hand is None:
             is_head = self._draft.wants_hidden
             self._drafter = DenseHead(draft_model, target) if is_head else DenseModel(draft_model)
         self._texts: dict[int, list[int]] = {}
@@ -172,6 +173,11 @@ class Watched:
             assert (len(text) - 1, text[-1]) == (int(batch.lengths[i]), int(batch.roots[i]))
             self.proposals += batch.shape.steps > 0
             self.nodes += batch.shape.nodes - 1
+            if self._by_hand is not None:
+                states = captured_states(self._target, text[:-1], self._draft.aux_layers)
+                drafts = self._by_hand(text, states, shape.steps) if shape.steps else []
+                assert tree.tokens[i].tolist() == [text[-1], *drafts]
+                continue
             if self._model is None:
                 compare_tree(looked_up(text, shape), tree, i)
                 continue
@@ -221,9 +227,11 @@ def compare_tree(wanted: VerifyTree, got: DeviceTree, i: int) -> None:
     assert got.ancestor_bits[i].numpy().view(np.uint64).tolist() == wanted.ancestor_bits[0].tolist()
 
 
-def serve_watched(cell: MatrixCell, draft_model: DraftModel | None = None) -> tuple[Watched, int]:
+def serve_watched(
+    cell: MatrixCell, draft_model: DraftModel | None = None, by_hand: Callable[..., list[int]] | None = None
+) -> tuple[Watched, int]:
     """Serve a cell, half of its requests sampled hot, so that any branch may be accepted;
-    also says how many were retracted."""
+    also says how many were retracted. `by_hand`: drafts behind a text, of its target's hidden states."""
     dice = Dice(cell.seed * 1_000_003 + 17)
     algorithm, controller = exactly_relayed(cell.algorithm), controller_of(cell)
     events: list = []
@@ -232,7 +240,7 @@ def serve_watched(cell: MatrixCell, draft_model: DraftModel | None = None) -> tu
     acceptance = GaussianAcceptance((0.8,) * 8, seed=cell.seed) if cell.drafts == "simulated" else None
     ops = RecordingOps()
     executor = build_executor(engine, target, draft_model, ops, ExecutorOptions(acceptance=acceptance, debug=True))
-    watched = Watched(executor, ops, target, draft_model, controller.topk)
+    watched = Watched(executor, ops, target, draft_model, controller.topk, by_hand)
     requests = [
         replace(request, sampling=SamplingParams(4.0, seed=i + 1)) if i % 2 else request
         for i, request in enumerate(requests_of(cell, dice))

@@ -17,7 +17,7 @@ from foredraft.gpu.measure.plan import BenchOptions, plan_bench
 from foredraft.gpu.measure.shapes import meta_models
 from foredraft.gpu.models.checkpoint import load_draft, load_target, new_head, save_draft
 from foredraft.gpu.models.eagle import DraftHead, EagleHead
-from foredraft.gpu.models.head_config import EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import EAGLE, HeadConfig
 from foredraft.gpu.models.stored.tensor_files import CheckpointError
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import SessionOptions

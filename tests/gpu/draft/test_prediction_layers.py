@@ -15,7 +15,7 @@ from foredraft import Session
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.checkpoint import load_draft, load_target, random_weights, save_target
 from foredraft.gpu.models.eagle import PredictionLayer
-from foredraft.gpu.models.head_config import EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import EAGLE, HeadConfig
 from foredraft.gpu.models.stored.tensor_files import SINGLE
 from foredraft.gpu.ops.torch_ops import TorchOps
 from foredraft.gpu.session.plan import recognise_draft

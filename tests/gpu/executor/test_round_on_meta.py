@@ -20,7 +20,7 @@ from foredraft.gpu.executor.build import carried_size
 from foredraft.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagleHeads
-from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from matrix_cells import OPS, small_config
 
 META = torch.device("meta")

@@ -12,7 +12,7 @@ from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagleHeads
-from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.models.heads.config import HeadConfig
 from foredraft.gpu.models.layer import Layer
 from foredraft.gpu.models.projection import pack_projections
 from foredraft.gpu.models.weights import initialize

@@ -12,7 +12,7 @@ import torch
 from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
-from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.rope import Rope, cos_sin_table
 
 QWEN2 = "Qwen2ForCausalLM"
@@ -347,7 +347,11 @@ def test_layers_are_counted_by_output_inside_eagle_config_and_by_input_outside()
         (EAGLE3, {"eagle_config": {"use_gated_fusion": True}}, "eagle_config.use_gated_fusion: true: this is not impl"),
         (EAGLE3, {"parallel_drafting": True}, "parallel_drafting: true"),
         (EAGLE3, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state: false"),
-        (EAGLE3, {"dflash_config": {"causal": False, "mask_token_id": 3}}, "dflash_config: DFlash heads"),
+        (
+            EAGLE3,
+            {"dflash_config": {"causal": False, "mask_token_id": 3}},
+            "dflash_config: the draft is made for DFLASH, not for EAGLE3",
+        ),
         (EAGLE, {"norm_output": True}, "norm_output: true: this is not implemented for EAGLE heads"),
         (EAGLE, {"layernorms": True}, "layernorms: true"),
         (EAGLE3, {"architectures": ["Qwen3MoeForCausalLM"]}, "heads have layers of llama, qwen2, qwen3"),

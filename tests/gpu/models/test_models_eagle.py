@@ -13,7 +13,7 @@ from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import load_draft, random_head, random_weights, save_draft
 from foredraft.gpu.models.decoder import Capture, Decoder
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead
-from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.projection import BLOCKS, pack_projections
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import initialize

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from family_shapes import SHAPES, family_of
 from foredraft.gpu.models.families import ARCHITECTURES, DECODED, MULTIMODAL, architecture_of
-from foredraft.gpu.models.head_config import EAGLE, PREDICTION_LAYERS, SPECULATORS
+from foredraft.gpu.models.heads.config import EAGLE, PREDICTION_LAYERS, SPECULATORS
 from foredraft.gpu.models.stored.quantized import METHODS
 from kinds_of_drafts import DRAFTS
 from stored_formats import FORMS

@@ -11,7 +11,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.spec import EngineSpec
 from foredraft.gpu.models.checkpoint import load_target, random_head, save_draft
-from foredraft.gpu.models.head_config import HeadConfig
+from foredraft.gpu.models.heads.config import HeadConfig
 from foredraft.gpu.session.devices import ops_for
 from foredraft.gpu.session.plan import recognise_draft
 from foredraft.gpu.session.session import DecodeSession

@@ -13,13 +13,16 @@ from cells import MatrixCell
 from foredraft.core.algorithm.algorithm import Drafter
 from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishReason, Request
+from foredraft.core.model_shape.block_heads import DFLASH2, DSPARK, USUAL_PARTS
 from foredraft.core.scheduler.engine import Engine
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.parts import ExecutorOptions
+from foredraft.gpu.models.checkpoint import new_head
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads
-from foredraft.gpu.models.head_config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.heads.block_config import BLOCKS, QWEN3
+from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.tiny.dense import DenseAttention
@@ -81,6 +84,8 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
     """A random head of the given algorithm on `small_model(seed)`; EAGLE-3 with a draft vocabulary of its own.
     `num_heads`: of multi-layer EAGLE."""
     target = small_model(seed)
+    if algorithm in BLOCKS:
+        return sharpened(new_head(block_config(algorithm), target), seed)
     draft_vocab = 20 if algorithm == EAGLE3 else VOCAB_SIZE
     config = HeadConfig(
         algorithm=algorithm,
@@ -91,13 +96,28 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
         num_heads=num_heads if algorithm == MULTI_LAYER_EAGLE else 1,
     )
     head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagleHeads}[algorithm](config, target)
+    sharpened(head, seed)
+    if algorithm == EAGLE3:
+        head.set_vocabulary(torch.arange(draft_vocab) + 4)
+    return head
+
+
+def block_config(algorithm: str, parts: dict | None = None, **changes) -> HeadConfig:
+    """A block drafter for `small_model`. `parts`: what its block has otherwise than usual, `changes`: its layers."""
+    sizes = {"conv_group": 4, "selector_rank": 3, "selector_top_k": 6} if algorithm == DFLASH2 else {}
+    sizes |= {"markov_rank": 3} if algorithm == DSPARK else {}
+    block = replace(USUAL_PARTS[algorithm], block_size=8, mask_token=VOCAB_SIZE - 1, **sizes | (parts or {}))
+    model = small_config(architecture=QWEN3, qk_norm=True, **{"num_layers": 2, **changes})
+    return HeadConfig(algorithm, model, 16, VOCAB_SIZE, aux_layers=(1, 2), block=block)
+
+
+def sharpened(head: DraftHead, seed: int) -> DraftHead:
+    """The head with weights that make it choose."""
     initialize(head, seed)
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.ndim > 1:
                 parameter *= 12.0
-    if algorithm == EAGLE3:
-        head.set_vocabulary(torch.arange(draft_vocab) + 4)
     return head
 
 

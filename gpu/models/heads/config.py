@@ -8,24 +8,28 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...core.errors import ConfigError
-from ...core.model_shape import (
+from ....core.errors import ConfigError
+from ....core.model_shape import (
     AUX_LAYERS_KEY,
     HF_QUANT_CONFIG,
     SPECULATORS_KEY,
+    BlockParts,
+    block_kind,
+    brings_block_drafter,
     flat_head,
     language_model,
     modelopt_config,
 )
-from ...core.model_shape.heads import COMPUTED_SWITCHES, SAYS_NOTHING
-from ...core.model_shape.quantization import CONFIG_KEYS
-from ...core.parsing import ConfigReader
-from .config import LLAMA, ModelConfig, read_json, read_model_config
-from .families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
-from .stored.tensor_files import CheckpointError, list_tensors
+from ....core.model_shape.heads import COMPUTED_SWITCHES, SAYS_NOTHING
+from ....core.model_shape.quantization import CONFIG_KEYS
+from ....core.parsing import ConfigReader
+from ..config import LLAMA, ModelConfig, read_json, read_model_config
+from ..families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
+from ..stored.tensor_files import CheckpointError, list_tensors
+from .block_config import BLOCKS, block_keys, read_block
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_NESTED = ("eagle_config", "dflash_config")
+_NESTED = ("eagle_config",)
 _NORMED = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
 EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -42,7 +46,7 @@ SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of 
 class HeadConfig:
     """`model` is the shape of the head's own decoder layers; its vocabulary is the target's."""
 
-    algorithm: str  # EAGLE, EAGLE3 or MULTI_LAYER_EAGLE
+    algorithm: str  # EAGLE, EAGLE3, MULTI_LAYER_EAGLE or one of BLOCKS
     model: ModelConfig
     target_hidden_size: int
     draft_vocab_size: int  # EAGLE-3's own, smaller vocabulary; else the target's
@@ -55,6 +59,7 @@ class HeadConfig:
     norm_before_fc: bool = False  # EAGLE-3.1: what is fused is normed as a whole
     fc_norm: bool = False  # EAGLE-3.1: each of the target's hidden states is normed before they are fused
     norm_output: bool = False  # EAGLE-3.1: the next step takes the normed output
+    block: BlockParts | None = None  # of a block drafter
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
@@ -79,6 +84,8 @@ class HeadConfig:
         reader = ConfigReader(data, source)
         if algorithm == EAGLE and data.get("architectures") in [[name] for name in (*PREDICTION_LAYERS, *_THAT_SEE)]:
             return _prediction_layer(reader, target)
+        if algorithm in BLOCKS:
+            return cls(algorithm, settings=data, **read_block(reader, algorithm, target, names))
         if SPECULATORS_KEY in data:
             reader = reader.with_data(_of_speculators(reader, algorithm))
         reader = flat_head(reader)
@@ -128,6 +135,8 @@ class HeadConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the config.json that `from_dict` reads back; the fused layers are written in both published forms."""
         data = self.model.to_dict()
+        if self.block is not None:
+            return data | block_keys(self.block, self.algorithm, self.aux_layers, self.draft_vocab_size)
         suffix = {EAGLE: "Eagle", EAGLE3: "Eagle3"}.get(self.algorithm, "Eagle")
         data["architectures"] = [self.model.architecture + suffix]
         if self.algorithm == EAGLE3:
@@ -157,7 +166,7 @@ def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
     if reader.integer("parallel_draft_step", 1) > 1:
         reader.problem("parallel_draft_step", "heads that draft several tokens in one pass are not implemented")
     if reader.get("dflash_config"):
-        reader.problem("dflash_config", "DFlash heads are not implemented")
+        reader.problem("dflash_config", f"the draft is made for {block_kind(reader.data)}, not for {algorithm}")
 
 
 def _tensor_names(directory: str | Path) -> Collection[str]:
@@ -223,6 +232,8 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
     Raises ConfigError for heads of other forms: Medusa's, and those of the speculators format that are not EAGLE's.
     """
     reader = ConfigReader(data, source)
+    if (block := block_kind(data)) is not None and not brings_block_drafter(data):
+        return block
     if (kind := data.get(SPECULATORS_KEY)) is not None:
         if kind not in SPECULATORS:
             reader.problem(SPECULATORS_KEY, f"expected one of {', '.join(SPECULATORS)}, found {kind!r}")

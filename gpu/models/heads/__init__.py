@@ -1,0 +1,1 @@
+"""Draft heads beside those of EAGLE, and the configurations of all heads."""
