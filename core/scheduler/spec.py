@@ -286,9 +286,8 @@ class SpeculationChoice:
 
 @dataclass(frozen=True, slots=True)
 class BackendOffer:
-    """What the executor of an engine has. `num_heads`, the most drafts of a draft with one head per step
-    or of a block: the default of `steps`, and
-    the most steps of a preset's candidates."""
+    """What the executor of an engine has. `num_heads`: the most tokens that its draft proposes, if there is such a
+    number; the default of `steps`, and the most steps of a preset's candidates."""
 
     name: str = "simulated"
     device_is_host: bool = False

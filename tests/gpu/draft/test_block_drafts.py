@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from blocks_by_hand import BlockByHand
 from cells import MatrixCell
 from foredraft.gpu.models.checkpoint import new_head
 from foredraft.gpu.models.heads.block import MarkovHead
+from heads_by_hand import BlockByHand
 from matrix_cells import block_config, sharpened, small_model
 from test_drafts_dense import serve_watched
 
