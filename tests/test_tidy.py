@@ -78,7 +78,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "sim": {"numpy", "scipy", "pydantic", "simpy", "ray", "aiconfigurator_core"},
     "gpu": {
         *("numpy", "numba", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2"),
-        *("huggingface_hub", "llguidance"),
+        *("huggingface_hub", "llguidance", "transformers", "ctranslate2"),
     },
     "properties": {"numpy", "hypothesis", "pytest"},
     "checks": {"numpy", "torch", "threadpoolctl", "simpy", "pyarrow", "hypothesis", "transformers"},

@@ -10,10 +10,19 @@ import numpy as np
 
 from ..core.contract.step import RoundShape
 from ..core.errors import ConfigError
-from ..gpu.measure.cells import MeasuringPlan, OfArm, contexts_of, time_steps
+from ..gpu.measure.cells import (
+    MeasuringPlan,
+    MixedCell,
+    OfArm,
+    PromptCell,
+    RoundCell,
+    RoundTime,
+    StepTimer,
+    contexts_of,
+    time_steps,
+)
 from ..gpu.measure.clock import make_clock
 from ..gpu.measure.run import device_name
-from ..gpu.measure.step_timer import MixedCell, PromptCell, RoundCell, RoundTime, StepTimer
 from ..gpu.measure.turns import OnSample, Timed, TimingRecord, take_turns
 from ..gpu.session.round_cost import doubling
 from ..sim.cost.executor_steps import AXES, AlgorithmSteps, ExecutorSteps, Grid, RoundGrids, StepCost

@@ -29,6 +29,8 @@ from .options import (
 from .twin import compare_with_simulation, with_twin_options
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ...gpu.measure.plan import BenchOptions, BenchPlan
     from ...gpu.measure.run import ArmResult, Machine
     from ..progress import StatusLine
@@ -40,11 +42,9 @@ TABLE_WIDTH = 160  # no table is wider; a narrow terminal wraps the lines instea
 
 def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult]) -> None:
     """Print the table on standard output."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
-    from ...gpu.measure.report import result_rows
+    from ...gpu.measure.report import other_rows, result_rows
 
     console = Console(highlight=False, soft_wrap=True)
     console.width = max(console.width, TABLE_WIDTH)
@@ -53,20 +53,29 @@ def show(plan: BenchPlan, machine: Machine | None, results: Sequence[ArmResult])
         return
     for line in heading(plan, machine):
         console.print(line, markup=False)
+    print_rows(console, result_rows(results))
+    if others := other_rows(plan, results):
+        print_rows(console, others)
+    for line in footing(plan, results):
+        console.print(line, markup=False)
+
+
+def print_rows(console: Console, rows: Sequence[Mapping[str, str]]) -> None:
+    """Print a table whose columns are the keys of the rows, with a line between two cells."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    rows = result_rows(results)
     for title in rows[0]:
         table.add_column(title, justify="right", no_wrap=True)
     previous = None
-    for result, row in zip(results, rows, strict=True):
-        cell = (result.batch_size, result.context_len)
+    for row in rows:
+        cell = (row["batch"], row["context"])
         if previous not in (None, cell):
             table.add_section()
         previous = cell
         table.add_row(*row.values())
     console.print(table)
-    for line in footing(plan, results):
-        console.print(line, markup=False)
 
 
 def heading(plan: BenchPlan, machine: Machine) -> list[str]:
@@ -108,6 +117,8 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
         equal = sum(result.equal_outputs or 0 for result in compared)
         total = sum(plan.num_prompts(result.batch_size) for result in compared)
         lines.append(f"outputs equal to those of plain decoding: {equal:,} of {total:,}")
+    problems = {one.name: one.problem for result in results for one in result.others if one.problem}
+    lines += [f"{name} is not compared with: {problem}" for name, problem in problems.items()]
     costs = graph_costs([capture for result in results for capture in result.captures], plan_sizes(plan))
     if costs is not None:
         lines.append(
@@ -138,6 +149,10 @@ Prompts = Annotated[int, cells_option("--prompts",
 Repeat = Annotated[int, cells_option("--repeat", "Runs of each cell; the table has their median.")]
 Processes = Annotated[int, cells_option("--processes",
     "Repeat everything in this number of processes, one after another; print medians and ranges over them.", min=1)]
+Against = Annotated[str | None, cells_option("--against",
+    "Other engines that decode the same requests plainly, in turns with these: transformers, ctranslate2; one that is "
+    "not installed is named.",
+    "ENGINE,…")]
 Graphs = Annotated[bool | None, engine_option("--graphs/--no-graphs",
     "Run whole rounds as CUDA graphs. Default: on a GPU only.")]
 Seed = Annotated[int, engine_option("--seed", "Seed of prompts, random weights and simulated acceptance.")]
@@ -182,7 +197,7 @@ def bench(
     ctx: typer.Context, twin: Mapping[str, Any], session: Mapping[str, Any], random_weights: RandomWeights = None,
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
-    graphs: Graphs = None, seed: Seed = 0, estimate: Estimate = None, is_twin: Twin = False, is_warm: Warm = False,
+    against: Against = None, graphs: Graphs = None, seed: Seed = 0, estimate: Estimate = None, is_twin: Twin = False, is_warm: Warm = False,
     as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
@@ -197,6 +212,8 @@ def bench(
         foredraft bench --random-weights llama-3.1-8b --acceptance 3.0 --steps 4
         foredraft bench --random-weights llama-3.1-8b --algorithm STANDALONE \\
             --draft llama-3.2-1b --acceptance code
+        foredraft bench --random-weights smollm2-135m --algorithm NGRAM --steps 3 \\
+            --device cpu --threads 1 --against transformers,ctranslate2
         foredraft bench --twin --model models/target --draft models/eagle3 \\
             --loads knee
         foredraft bench --warm --model models/target --draft models/eagle3
@@ -208,6 +225,12 @@ def bench(
     serve some of the reads. draft, verify and host are shares of the decode time.
     On a GPU the host works at the same time, and idle is the share in which the
     GPU waited.
+
+    --against loads the same weights in other engines and has them decode the same
+    requests, greedily and without drafts. Its table has tokens per second of wall
+    time and of the process's processor time (several threads add up), plain
+    decoding over each engine as the median of the turns' own ratios, and the
+    requests with equal outputs. With --quantized int8 CTranslate2 has int8, too.
 
     --estimate needs no GPU. It writes down the launches of the rounds that the
     executor would run, with the bytes that they must move, and gives each the
@@ -237,6 +260,7 @@ def bench(
         **{**session, "draft": None if draft is None else str(draft), "num_draft_tokens": nodes},
         random_weights=random_weights, batch_sizes=batch_sizes, context_lengths=context_lengths,
         output_tokens=output_tokens, acceptance=acceptance, graphs=graphs, prompts=prompts, repeat=repeat, seed=seed,
+        against=against,
     )  # fmt: skip
     _run(options, mode, estimate, processes, as_json, quiet)
 

@@ -111,6 +111,11 @@ BUILT_IN: Mapping[str, Mapping[str, Any]] = {
         "mistralai/Mistral-7B-v0.3", "mistral", 32, 4096, 32, 8, 128, 14336, 32768, 32768, rms_norm_eps=1e-5,
         rope_theta=1e6, sliding_window=None,
     ),
+    "smollm2-135m": _built_in(
+        "HuggingFaceTB/SmolLM2-135M", "llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, rms_norm_eps=1e-5, rope_theta=1e5,
+        **_TIED,
+    ),
+    "llama-160m": _built_in("JackFram/llama-160m", "llama", 12, 768, 12, 12, 64, 3072, 32000, 2048, rms_norm_eps=1e-6),
 }  # fmt: skip
 """The published `config.json` of each built-in model."""
 
@@ -165,6 +170,7 @@ _ALIKE: Mapping[str, Iterable[tuple[str, Mapping[str, Any]]]] = {
         ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", {**_LONG, **_FP8_BLOCKS}),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", {**_LONG, **_FP8_BLOCKS}),
     ],
+    "smollm2-135m": [("HuggingFaceTB/SmolLM2-135M-Instruct", {})],
     "qwen2.5-1.5b": [("Qwen/Qwen2.5-1.5B-Instruct", {"max_position_embeddings": 32768})],
     **{
         f"qwen2.5-{size}b": [(f"Qwen/Qwen2.5-{size}B-Instruct", {"max_position_embeddings": 32768})]

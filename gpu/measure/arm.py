@@ -28,7 +28,7 @@ from ..models.decoder import Decoder
 from ..parallel.ranks import RankedExecutor
 from ..session.loop import DeliverySink
 from ..types.ops import Ops
-from .clock import Clock
+from .clock import Clock, wall_and_cpu_s
 from .floor import RoundBytes, round_bytes
 from .served import GoesOn, ServedRun, StepLap, TimedOrder, TimedServing
 
@@ -87,6 +87,7 @@ class Timing:
     prefill_s: float  # from the submission to the end of the last prefill step
     prefill_tokens: int
     decode_s: float
+    cpu_s: float  # processor time of the whole process in that window
     rounds: int
     tokens: int  # delivered in the window
     accept_length: float
@@ -153,10 +154,12 @@ class BatchArm:
         on_gpu = not isinstance(executor, RankedExecutor) and executor.device.type == "cuda"
         rounds_before = self.own_executor.counters.rounds if on_gpu else 0
         phases: dict[bool, dict[str, float]] = {}  # what the executor's clock said after the last prefill, at the end
+        cpu_s: dict[bool, float] = {}  # what the process had spent then
 
         def goes_on(lap: StepLap) -> bool:
             if lap.has_ended_one or lap.step.prefill is not None:
                 phases[lap.has_ended_one] = dict(executor.clock.seconds)
+                cpu_s[lap.has_ended_one] = wall_and_cpu_s()[1]
             return not lap.has_ended_one
 
         served, outputs = self.decode(prompts, max_tokens, goes_on)
@@ -173,10 +176,15 @@ class BatchArm:
             for name in ROUND_PHASES
             if name in phases[True]
         }
-        return self._timing(served, phase_s, outputs, len(prompts[0]))
+        return self._timing(served, cpu_s[True] - cpu_s[False], phase_s, outputs, len(prompts[0]))
 
     def _timing(
-        self, served: ServedRun, phase_s: dict[str, float], outputs: tuple[tuple[int, ...], ...], prompt_len: int
+        self,
+        served: ServedRun,
+        cpu_s: float,
+        phase_s: dict[str, float],
+        outputs: tuple[tuple[int, ...], ...],
+        prompt_len: int,
     ) -> Timing:
         prefill = max(number for number, lap in enumerate(served.laps) if lap.step.prefill is not None)
         last_prefill, end, window = served.laps[prefill], served.laps[-1], served.laps[prefill + 1 :]
@@ -190,6 +198,7 @@ class BatchArm:
             prefill_s=(last_prefill.arrived_ns - served.begin_ns) / 1e9,
             prefill_tokens=batch_size * prompt_len,
             decode_s=(end.arrived_ns - last_prefill.arrived_ns) / 1e9,
+            cpu_s=cpu_s,
             rounds=num_rounds,
             tokens=int(kept.sum()),
             accept_length=float(accept_lens.mean()),

@@ -39,6 +39,11 @@ class CpuClock(Clock):
         self._start_ns -= max(at_ns - self.now_ns(), 0)
 
 
+def wall_and_cpu_s() -> tuple[float, float]:
+    """Return seconds of real time, and of the processor time of all threads of this process."""
+    return time.perf_counter(), time.process_time()
+
+
 def make_clock(name: str, device: str) -> Clock:
     """Return the clock called "wall" or "cpu", started. Raises ConfigError where processor time is not the time of the
     work."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ..models.heads.config import HeadConfig
 
 DEFAULT_STEPS = "1,3,5"
+OTHERS = ("transformers", "ctranslate2")  # engines that a benchmark can be compared with
 MEMORY_FRACTION = 0.9  # of what is free; the rest is for activations and graphs
 CPU_CHUNK, GPU_CHUNK = 2048, 8192  # prompt tokens of one prefill step
 CPU_MULTI_STEP_ROUNDS = 8
@@ -79,6 +80,7 @@ class BenchOptions:
     acceptance: str | None = None
     prompts: int = 4  # of each cell: at least so many, in whole batches
     repeat: int = 3
+    against: str | None = None  # a list of other engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ class BenchPlan:
     graphs: bool
     cells: tuple[CellPlan, ...]
     weight_bytes: int
+    against: tuple[str, ...] = ()  # names of other engines, which load the model, too
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -155,7 +158,8 @@ class BenchPlan:
         """A sentence about the memory that the run needs."""
         largest = max(self.cells, key=lambda cell: cell.kv_bytes)
         where = f"batch {largest.batch_size}, context {largest.context_len}, {len(largest.arms)} engines side by side"
-        return f"needs {in_units(self.weight_bytes)} for weights, {in_units(self.kv_bytes)} for KV ({where})"
+        others = f", as much for them in {' and in '.join(self.against)}" if self.against else ""
+        return f"needs {in_units(self.weight_bytes)} for weights{others}, {in_units(self.kv_bytes)} for KV ({where})"
 
 
 def in_units(num_bytes: float) -> str:
@@ -206,6 +210,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         graphs=graphs,
         cells=(),
         weight_bytes=0,
+        against=_against(options, target),
     )
     plan = replace(plan, weight_bytes=_bytes_of_weights(plan, session))
     cells = [
@@ -213,7 +218,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
     ]
     plan = replace(plan, cells=tuple(cells))
     if not on_meta:
-        _check_memory(plan, 0 if weights_are_there else plan.weight_bytes)
+        _check_memory(plan, (len(plan.against) + (not weights_are_there)) * plan.weight_bytes)
     return plan
 
 
@@ -349,6 +354,22 @@ def acceptance_of_arm(plan: BenchPlan, arm: ArmPlan) -> AcceptanceProcess | None
     if spec.topk > 1 and isinstance(plan.acceptance, GaussianAcceptance):
         return plan.acceptance.for_tree(spec.largest_round)
     return plan.acceptance
+
+
+def _against(options: BenchOptions, target: ModelConfig) -> tuple[str, ...]:
+    """Return the names of the engines to compare with. Raises ConfigError for one that is not known, or for a model
+    that they cannot get."""
+    names = [] if options.against is None else [name.strip().lower() for name in options.against.split(",")]
+    for name in names:
+        if name not in OTHERS:
+            message = f"{name!r} is none of {', '.join(OTHERS)}{nearest(name, OTHERS)}"
+            raise ConfigError.of(ARGUMENTS, "--against", message)
+    if names and options.tensor_parallel > 1:
+        raise ConfigError.of(ARGUMENTS, "--against", "other engines run in one process; leave --tensor-parallel out")
+    if names and options.model is None and target.keeps_quantized:
+        message = "random numbers in the formats of quantized files are not saved for others; add --quantized unpack"
+        raise ConfigError.of(ARGUMENTS, "--against", message)
+    return tuple(dict.fromkeys(names))
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------

@@ -16,11 +16,19 @@ from ...core.errors import ForedraftError
 from ...observe.children.pool import ChildPool, Died, Tell, serve_jobs
 from ..executor.graphs import CaptureReport, RoundKind
 from ..executor.shaping import Changed
+from .others import OtherResult
 from .plan import BenchOptions, plan_bench
 from .ranks import options_from_json, options_to_json
 from .run import ArmResult, Bench, Machine
 
-OVER_PROCESSES = ("tokens_per_s", "tokens_per_s_request", "round_ms", "prefill_tokens_per_s", "floor_share")
+OVER_PROCESSES = (
+    "tokens_per_s",
+    "tokens_per_s_request",
+    "tokens_per_cpu_s",
+    "round_ms",
+    "prefill_tokens_per_s",
+    "floor_share",
+)
 
 
 def run_process(options: BenchOptions) -> tuple[Machine, list[ArmResult]]:
@@ -57,7 +65,8 @@ def _result_from_json(value: Mapping[str, Any]) -> ArmResult:
         CaptureReport(**{**one, "kind": RoundKind(one["kind"]), "changed": Changed(one["changed"])})
         for one in value["captures"]
     )
-    return ArmResult(**{**value, "speedups": tuple(value["speedups"]), "captures": captures})
+    others = tuple(OtherResult(**one) for one in value["others"])
+    return ArmResult(**{**value, "speedups": tuple(value["speedups"]), "captures": captures, "others": others})
 
 
 def summarised(runs: Sequence[Sequence[ArmResult]]) -> list[ArmResult]:
@@ -72,8 +81,14 @@ def _median_of(results: Sequence[ArmResult]) -> ArmResult:
         **{name: median(getattr(result, name) for result in results) for name in OVER_PROCESSES},
         speedup=median(speedups),
         speedups=speedups,
+        others=tuple(_median_of_other(one) for one in zip(*(result.others for result in results), strict=True)),
         shares={name: mean(result.shares.get(name, 0.0) for result in results) for name in results[0].shares},
     )
+
+
+def _median_of_other(results: Sequence[OtherResult]) -> OtherResult:
+    names = ("tokens_per_s", "tokens_per_cpu_s", "ratio", "cpu_ratio")
+    return replace(results[0], **{name: median(getattr(result, name) for result in results) for name in names})
 
 
 if __name__ == "__main__":

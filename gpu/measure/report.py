@@ -14,7 +14,9 @@ import torch
 
 from ...core.adaptive.config import load_adaptive_config
 from ...core.adaptive.graphs import graph_plan
+from ...core.errors import count_of
 from ..executor.graphs import CaptureReport
+from ..types.session_options import INT8
 from .plan import BenchPlan
 from .run import ArmResult, Machine
 
@@ -115,6 +117,36 @@ def _result_row(result: ArmResult, has_graphs: bool, has_idle: bool) -> dict[str
     }
 
 
+def other_rows(plan: BenchPlan, results: Sequence[ArmResult]) -> list[dict[str, str]]:
+    """Return a table row for each arm and each other engine of the cells that were compared with others, by title."""
+    rows = []
+    for plain in results:
+        if not plain.others:
+            continue
+        cell = {"batch": f"{plain.batch_size}", "context": f"{plain.context_len}"}
+        arms = [one for one in results if (one.batch_size, one.context_len) == (plain.batch_size, plain.context_len)]
+        numbers = INT8 if plan.options.quantized == INT8 else str(plan.dtype).removeprefix("torch.")
+        for arm in arms:
+            name = f"foredraft, {count_of(arm.steps, 'step')}" if arm.steps else "foredraft, plain"
+            rows.append(
+                {**cell, "engine": name, "numbers": numbers, **_speeds(arm.tokens_per_s, arm.tokens_per_cpu_s),
+                 "plain over it": f"{1 / arm.speedup:.2f}×", "in CPU time": "", "equal": ""}
+            )  # fmt: skip
+        for one in plain.others:
+            if not one.problem:
+                equal = f"{one.equal_outputs} of {plan.num_prompts(plain.batch_size)}"
+                rows.append(
+                    {**cell, "engine": one.name, "numbers": one.computes,
+                     **_speeds(one.tokens_per_s, one.tokens_per_cpu_s), "plain over it": f"{one.ratio:.2f}×",
+                     "in CPU time": f"{one.cpu_ratio:.2f}×", "equal": equal}
+                )  # fmt: skip
+    return rows
+
+
+def _speeds(tokens_per_s: float, tokens_per_cpu_s: float) -> dict[str, str]:
+    return {"tokens/s": f"{tokens_per_s:,.1f}", "per CPU s": f"{tokens_per_cpu_s:,.1f}"}
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
@@ -130,6 +162,7 @@ def parameters(plan: BenchPlan) -> dict[str, Any]:
         "model": plan.name,
         "random_weights": options.model is None,
         "draft": options.draft,
+        "against": list(plan.against),
         "algorithm": plan.algorithm.name,
         "acceptance": plan.acceptance_name,
         "topk": options.topk,
@@ -154,7 +187,7 @@ def parameters(plan: BenchPlan) -> dict[str, Any]:
 def versions() -> dict[str, str]:
     """Return the versions of everything that decides how fast it is."""
     found = {"python": platform.python_version(), "torch": torch.__version__}
-    for name in ("foredraft", "triton", "numpy"):
+    for name in ("foredraft", "triton", "numpy", "numba"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
 
 from ..executor.executor import TorchExecutor
@@ -25,6 +27,7 @@ from ..types.ops import Ops
 from ..types.shards import WHOLE, Shard
 from .arm import Arm, BatchArm, Timing, common_outputs
 from .floor import copy_bandwidth
+from .others import OtherEngines, OtherResult
 from .plan import ArmPlan, BenchPlan, CellPlan, acceptance_of_arm
 from .prompts import bench_prompts
 from .ranks import open_bench_ranks
@@ -68,6 +71,8 @@ class ArmResult:
     equal_outputs: int | None  # requests with the tokens of plain decoding; None if acceptance is simulated
     kv_bytes: int
     captures: tuple[CaptureReport, ...]
+    tokens_per_cpu_s: float = 0.0  # by the processor time of the process, where nothing runs on a GPU
+    others: tuple[OtherResult, ...] = ()  # of plain decoding: engines that decoded the same requests in the same turns
 
 
 class Bench:
@@ -100,6 +105,7 @@ class Bench:
         self._shard = shard or WHOLE
         if self._ranks is not None:
             models = meta_models(plan.target, plan.draft, plan.dtype, shard=plan.part)
+        self._others: OtherEngines | None = None
         self.models = self._target, self._draft = models or self._load()
         self.machine = Machine(
             device_name=device_name(plan.device),
@@ -110,7 +116,9 @@ class Bench:
         )
 
     def close(self) -> None:
-        """End the ranks, if there are any."""
+        """End the ranks, and delete what other engines read, if there are any."""
+        if self._others is not None:
+            self._others.close()
         if self._ranks is not None:
             self._ranks.close()
 
@@ -139,6 +147,9 @@ class Bench:
 
     def _load(self) -> tuple[Decoder, DraftModel | None]:
         models = self._load_models()
+        if self.plan.against:
+            self._on_progress(f"loading the model in {' and '.join(self.plan.against)}")
+            self._others = OtherEngines(self.plan, models[0])
         lay_out_models(self.plan.options, *models)
         return models
 
@@ -164,20 +175,18 @@ class Bench:
 
     def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BatchArm]:
         """Return the engines of a cell; `on_arm` gets each before it is made."""
-        options = self.plan.options
-        prompts = bench_prompts(
-            self._tokenizer,
-            self.plan.target.vocab_size,
-            self.plan.num_prompts(cell.batch_size),
-            cell.context_len,
-            options.seed,
-        )
+        prompts = self._prompts(cell)
         found = []
         for number, arm_plan in enumerate(cell.arms):
             on_arm(arm_plan)
             ranks = None if self._ranks is None else self._ranks.make_arm(self.plan.cells.index(cell), number)
-            found.append(BatchArm(self.arm(arm_plan), prompts, options.output_tokens, ranks))
+            found.append(BatchArm(self.arm(arm_plan), prompts, self.plan.options.output_tokens, ranks))
         return found
+
+    def _prompts(self, cell: CellPlan) -> list[np.ndarray]:
+        plan = self.plan
+        number = plan.num_prompts(cell.batch_size)
+        return bench_prompts(self._tokenizer, plan.target.vocab_size, number, cell.context_len, plan.options.seed)
 
     def _named(self, cell: CellPlan, number: int) -> str:
         return f"cell {number + 1} of {len(self.plan.cells)} (batch {cell.batch_size}, context {cell.context_len})"
@@ -196,17 +205,21 @@ class Bench:
 
     def _cell(self, cell: CellPlan, what: str) -> tuple[ArmResult, ...]:
         arms, repeat = self._warm_arms(cell, what), self.plan.options.repeat
+        others = [] if self._others is None else self._others.timed(self._prompts(cell), cell.batch_size)
 
         def show(done: int, total: int, name: str) -> None:
-            if done % len(cell.arms) == 0:
-                self._on_progress(f"{what}: turn {done // len(cell.arms) + 1} of {repeat}")
+            if done % (in_turn := total // repeat) == 0:
+                self._on_progress(f"{what}: turn {done // in_turn + 1} of {repeat}")
 
         def timed(arm: BatchArm) -> Timed[Timing]:
             return Timed(arm.arm.name, repeat, lambda sample: arm.run())
 
-        timings = take_turns([timed(arm) for arm in arms], on_sample=show)
+        samples: list[list[Any]] = take_turns([*map(timed, arms), *others], on_sample=show)
+        timings, of_others = samples[: len(arms)], samples[len(arms) :]
         of_arms = zip(cell.arms, arms, timings, strict=True)
         results = tuple(self._result(cell, plan, arm, mine, timings[0]) for plan, arm, mine in of_arms)
+        if self._others is not None:
+            results = replace(results[0], others=self._others.results(of_others, timings[0])), *results[1:]
         del arms, of_arms
         self._free_memory()
         return results
@@ -229,6 +242,7 @@ class Bench:
             num_nodes=plan.num_nodes,
             tokens_per_s=rate,
             tokens_per_s_request=rate / cell.batch_size,
+            tokens_per_cpu_s=median(timing.tokens / timing.cpu_s for timing in timings),
             accept_length=timings[0].accept_length,
             speedup=median(speedups),
             speedups=speedups,

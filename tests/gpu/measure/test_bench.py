@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 
 import numpy as np
 import pytest
@@ -12,13 +13,15 @@ from foredraft.core.errors import ForedraftError
 from foredraft.core.model_shape import known_models, lookup_model
 from foredraft.gpu.executor.graphs import CaptureReport, RoundKind
 from foredraft.gpu.measure import floor as bandwidth_module
+from foredraft.gpu.measure import others
 from foredraft.gpu.measure import prompts as prompts_module
 from foredraft.gpu.measure.arm import Arm, BatchArm, common_outputs
 from foredraft.gpu.measure.floor import round_bytes
+from foredraft.gpu.measure.others import OtherResult
 from foredraft.gpu.measure.plan import BenchOptions, acceptance_of_arm, plan_bench
 from foredraft.gpu.measure.processes import found_from_json, found_to_json, run_process, summarised
 from foredraft.gpu.measure.prompts import bench_prompts, read_source
-from foredraft.gpu.measure.report import graph_costs, report, result_rows
+from foredraft.gpu.measure.report import graph_costs, other_rows, report, result_rows
 from foredraft.gpu.measure.run import Bench, Machine
 from foredraft.gpu.measure.shapes import random_draft, shape_of
 from foredraft.gpu.models.checkpoint import random_weights
@@ -102,6 +105,11 @@ ERRORS = {
     "a mean below 1": ({"acceptance": "0.7"}, ["--acceptance", "0.7", "write 0.7,0.7"]),
     "acceptance of nothing": ({"algorithm": "NONE", "acceptance": "3"}, ["--acceptance", "nothing"]),
     "a context beyond the model's": ({"context_lengths": "12,250"}, ["--context-lengths", "250", "256"]),
+    "an engine that is not known": (
+        {"against": "transformers,ctranslate"},
+        ["--against", "did you mean", "ctranslate2"],
+    ),
+    "others beside ranks": ({"against": "transformers", "tensor_parallel": 2}, ["--against", "--tensor-parallel"]),
     "graphs on a CPU": ({"graphs": True}, ["--graphs", "CPU"]),
 }
 
@@ -170,6 +178,53 @@ def test_every_kind_of_draft_is_timed(small, changes):
     if plan.acceptance_name == "chat":
         assert 1.2 < results[-1].accept_length < results[-1].num_nodes
     assert bench.machine.copy_bytes_per_s > 0
+
+
+def absent(name: str) -> str:
+    raise PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize("weights", ["random", "of a checkpoint"])
+def test_other_engines_decode_the_same_tokens_with_the_same_weights(weights, small, models, monkeypatch):
+    monkeypatch.setattr(others, "version", lambda name: "5" if name == "transformers" else absent(name))
+    options = replace(small, algorithm="NONE", against="ctranslate2, transformers", output_tokens=8)
+    if weights != "random":
+        options = replace(options, model=models["target"], random_weights=None)
+    plan, bench, (plain,) = run(options)
+    missing, theirs = plain.others
+    assert missing == OtherResult("ctranslate2", problem="it is not installed (pip install ctranslate2)")
+    assert (theirs.name, theirs.computes, theirs.equal_outputs) == ("transformers 5", "float32", 2)
+    assert min(theirs.tokens_per_s, theirs.tokens_per_cpu_s, theirs.ratio, theirs.cpu_ratio) > 0
+    assert footing(plan, [plain]) == ["ctranslate2 is not compared with: it is not installed (pip install ctranslate2)"]
+    assert [row["engine"] for row in other_rows(plan, [plain])] == ["foredraft, plain", "transformers 5"]
+    machine = Machine("cpu", 1, 1e9, 1, 0)
+    assert found_from_json(json.loads(json.dumps(found_to_json(machine, [plain])))) == (machine, [plain])
+    assert summarised([[plain], [plain]])[0].others == plain.others
+    bench.close()
+
+
+@pytest.mark.parametrize("quantized, computes", [("auto", "float32"), ("int8", "int8_float32")])
+def test_ctranslate2_decodes_the_same_requests(quantized, computes, small):
+    pytest.importorskip("ctranslate2")
+    _, bench, (plain,) = run(
+        replace(small, algorithm="NONE", against="ctranslate2", output_tokens=8, quantized=quantized, prompts=4)
+    )
+    (theirs,) = plain.others
+    assert (theirs.computes, theirs.problem) == (computes, "")
+    assert theirs.equal_outputs == 4 or quantized == "int8"
+    bench.close()
+
+
+def test_a_model_that_another_engine_does_not_know_is_said(small, tmp_path, monkeypatch):
+    def refuses(source, place, plan):
+        raise ValueError("no conversion is registered\nfor it")
+
+    monkeypatch.setattr(others, "version", lambda name: "1")
+    monkeypatch.setitem(others._ENGINES, "ctranslate2", refuses)
+    plan, bench, (plain,) = run(replace(small, algorithm="NONE", against="ctranslate2", output_tokens=4))
+    assert plain.others[0].problem == "no conversion is registered" and plain.tokens_per_cpu_s > 0
+    assert other_rows(plan, [plain])[0]["engine"] == "foredraft, plain"
+    bench.close()
 
 
 @pytest.mark.ci

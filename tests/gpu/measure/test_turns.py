@@ -8,9 +8,8 @@ from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.errors import ConfigError
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.spec import SpeculationChoice, resolve_spec
-from foredraft.gpu.measure.cells import MeasuringPlan, step_cells
+from foredraft.gpu.measure.cells import MeasuringPlan, MixedCell, PromptCell, RoundCell, step_cells
 from foredraft.gpu.measure.clock import make_clock
-from foredraft.gpu.measure.step_timer import MixedCell, PromptCell, RoundCell
 from foredraft.gpu.measure.turns import Timed, TimingRecord, drawn_order, take_turns
 
 
