@@ -90,74 +90,100 @@ if numba is not None:
 def multiply(x, w, scales, bias, adds, out):
     """Set out [n, O], or with `adds` increase it by, x [n, I] · (w · scales)ᵀ + bias.
 
-    w [O, I] floats, bfloat16 as uint16, or int8; scales and bias [O] or empty. One row is multiplied with four outputs
-    at a time, four rows with two, which lie far apart: memory is read faster in several streams.
+    w [O, I] floats, bfloat16 as uint16, or int8; scales and bias [O] or empty. Four outputs of one or two rows or three
+    of four are summed at once, in as many registers as there are, so that a weight is read once for all of these rows.
+    The outputs lie far apart: memory is read faster in several streams. Past the last row or output the last one is
+    summed again. No function with arrays is called in a loop, since each call passes thirty arguments for them.
     """
-    n, num_outputs = x.shape[0], w.shape[0]
-    apart = num_outputs // (4 if n == 1 else 2)
-    last = apart * (4 if n == 1 else 2)
+    n, num_outputs = out.shape
+    totals = np.empty_like(out) if adds else out
+    if n == 1:
+        one_row(x, w, totals)
+    elif n == 2:
+        two_rows(x, w, totals)
+    else:
+        four_rows(x, w, totals)
+    for r in range(n):
+        if scales.size:
+            for o in range(num_outputs):
+                totals[r, o] *= scales[o]
+        if bias.size:
+            for o in range(num_outputs):
+                totals[r, o] += bias[o]
+        if adds:
+            for o in range(num_outputs):
+                out[r, o] += totals[r, o]
+
+
+@compiled
+def one_row(x, w, out):
+    """Set out [1, O] to x [1, I] · wᵀ."""
+    last = w.shape[0] - 1
+    apart = last // 4 + 1
     for o in range(apart):
-        if n == 1:
-            totals = four_outputs(x, w, o, apart)
-            for part in range(4):
-                store(out, 0, o + part * apart, totals[part], scales, bias, adds)
-            continue
-        for r in range(0, n, 4):
-            totals = four_rows(x, w, o, o + apart, r)
-            for part in range(8):
-                if r + part // 2 < n:
-                    store(out, r + part // 2, o + part % 2 * apart, totals[part], scales, bias, adds)
-    for o in range(last, num_outputs):
-        for r in range(n):
-            total = x.dtype.type(0)
+        o2, o3, o4 = min(o + apart, last), min(o + 2 * apart, last), min(o + 3 * apart, last)
+        a = b = c = d = x.dtype.type(0)
+        for i in range(x.shape[1]):
+            value = x[0, i]
+            a += _wide(w[o, i]) * value
+            b += _wide(w[o2, i]) * value
+            c += _wide(w[o3, i]) * value
+            d += _wide(w[o4, i]) * value
+        out[0, o], out[0, o2], out[0, o3], out[0, o4] = a, b, c, d
+
+
+@compiled
+def two_rows(x, w, out):
+    """Set out [2, O] to x [2, I] · wᵀ."""
+    last = w.shape[0] - 1
+    apart = last // 4 + 1
+    for o in range(apart):
+        o2, o3, o4 = min(o + apart, last), min(o + 2 * apart, last), min(o + 3 * apart, last)
+        a1 = a2 = b1 = b2 = c1 = c2 = d1 = d2 = x.dtype.type(0)
+        for i in range(x.shape[1]):
+            x1, x2 = x[0, i], x[1, i]
+            a, b, c, d = _wide(w[o, i]), _wide(w[o2, i]), _wide(w[o3, i]), _wide(w[o4, i])
+            a1 += a * x1
+            a2 += a * x2
+            b1 += b * x1
+            b2 += b * x2
+            c1 += c * x1
+            c2 += c * x2
+            d1 += d * x1
+            d2 += d * x2
+        out[0, o], out[0, o2], out[0, o3], out[0, o4] = a1, b1, c1, d1
+        out[1, o], out[1, o2], out[1, o3], out[1, o4] = a2, b2, c2, d2
+
+
+@compiled
+def four_rows(x, w, out):
+    """Set out [n, O] to x [n, I] · wᵀ, four rows after four."""
+    end, last = x.shape[0] - 1, w.shape[0] - 1
+    apart = last // 3 + 1
+    for o in range(apart):
+        o2, o3 = min(o + apart, last), min(o + 2 * apart, last)
+        for r in range(0, end + 1, 4):
+            r2, r3, r4 = min(r + 1, end), min(r + 2, end), min(r + 3, end)
+            a1 = a2 = a3 = a4 = b1 = b2 = b3 = b4 = c1 = c2 = c3 = c4 = x.dtype.type(0)
             for i in range(x.shape[1]):
-                total += _wide(w[o, i]) * x[r, i]
-            store(out, r, o, total, scales, bias, adds)
-
-
-@compiled
-def four_outputs(x, w, o, apart):
-    """Return the products of row 0 with outputs o, o + apart, …"""
-    a = b = c = d = x.dtype.type(0)
-    for i in range(x.shape[1]):
-        value = x[0, i]
-        a += _wide(w[o, i]) * value
-        b += _wide(w[o + apart, i]) * value
-        c += _wide(w[o + 2 * apart, i]) * value
-        d += _wide(w[o + 3 * apart, i]) * value
-    return a, b, c, d
-
-
-@compiled
-def four_rows(x, w, o, p, r):
-    """Return the products of rows r … r + 3 with outputs o and p, row by row; past the end the last row again."""
-    end = x.shape[0] - 1
-    r2, r3, r4 = min(r + 1, end), min(r + 2, end), min(r + 3, end)
-    a1 = a2 = a3 = a4 = b1 = b2 = b3 = b4 = x.dtype.type(0)
-    for i in range(x.shape[1]):
-        a, b = _wide(w[o, i]), _wide(w[p, i])
-        x1, x2, x3, x4 = x[r, i], x[r2, i], x[r3, i], x[r4, i]
-        a1 += a * x1
-        a2 += a * x2
-        a3 += a * x3
-        a4 += a * x4
-        b1 += b * x1
-        b2 += b * x2
-        b3 += b * x3
-        b4 += b * x4
-    return a1, b1, a2, b2, a3, b3, a4, b4
-
-
-@compiled
-def store(out, row, o, total, scales, bias, adds):
-    """Store one output of a product."""
-    if scales.size:
-        total *= scales[o]
-    if bias.size:
-        total += bias[o]
-    if adds:
-        total += out[row, o]
-    out[row, o] = total
+                a, b, c = _wide(w[o, i]), _wide(w[o2, i]), _wide(w[o3, i])
+                x1, x2, x3, x4 = x[r, i], x[r2, i], x[r3, i], x[r4, i]
+                a1 += a * x1
+                b1 += b * x1
+                c1 += c * x1
+                a2 += a * x2
+                b2 += b * x2
+                c2 += c * x2
+                a3 += a * x3
+                b3 += b * x3
+                c3 += c * x3
+                a4 += a * x4
+                b4 += b * x4
+                c4 += c * x4
+            out[r, o], out[r, o2], out[r, o3] = a1, b1, c1
+            out[r2, o], out[r2, o2], out[r2, o3] = a2, b2, c2
+            out[r3, o], out[r3, o2], out[r3, o3] = a3, b3, c3
+            out[r4, o], out[r4, o2], out[r4, o3] = a4, b4, c4
 
 
 @compiled

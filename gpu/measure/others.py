@@ -110,8 +110,8 @@ class CTranslate2:
         converter = ctranslate2.converters.TransformersConverter(str(source))
         converter.convert(directory, quantization="int8" if in_int8 else None)
         gc.collect()
-        words = json.loads(Path(directory, "vocabulary.json").read_text(encoding="utf-8"))
-        self._words: list[str] = words
+        words: list[str] = json.loads(Path(directory, "vocabulary.json").read_text(encoding="utf-8"))
+        self._words = words
         self._ids = {word: number for number, word in enumerate(words)}
         threads = {"intra_threads": torch.get_num_threads(), "inter_threads": 1}
         self._model = ctranslate2.Generator(directory, device=kind, compute_type=self.computes, **threads)
@@ -195,17 +195,22 @@ def _loaded(name: str, source: Path, place: Path, plan: BenchPlan) -> OtherEngin
 
 def _run(engine: OtherEngine, prompts: Prompts, batch_size: int, tokens: int) -> OtherTiming:
     """Decode `prompts` batch by batch, and add the times up."""
-    wall = cpu = 0.0
-    outputs: list[tuple[int, ...]] = []
-    for begin in range(0, len(prompts), batch_size):
-        stamps: list[tuple[float, float]] = []
-        found = engine.decode(
-            prompts[begin : begin + batch_size], tokens, lambda stamps=stamps: stamps.append(wall_and_cpu_s())
-        )
-        (first_wall, first_cpu), (last_wall, last_cpu) = stamps[0], stamps[-1]
-        wall, cpu = wall + last_wall - first_wall, cpu + last_cpu - first_cpu
-        outputs += map(tuple, found)
-    return OtherTiming(wall, cpu, len(prompts) * (tokens - 1), tuple(outputs))
+    batches = [_run_batch(engine, prompts[i : i + batch_size], tokens) for i in range(0, len(prompts), batch_size)]
+    return OtherTiming(
+        wall_s=sum(one.wall_s for one in batches),
+        cpu_s=sum(one.cpu_s for one in batches),
+        tokens=sum(one.tokens for one in batches),
+        outputs=tuple(output for one in batches for output in one.outputs),
+    )
+
+
+def _run_batch(engine: OtherEngine, prompts: Prompts, tokens: int) -> OtherTiming:
+    stamps: list[tuple[float, float]] = []
+    found = engine.decode(prompts, tokens, lambda: stamps.append(wall_and_cpu_s()))
+    (first_wall, first_cpu), (last_wall, last_cpu) = stamps[0], stamps[-1]
+    return OtherTiming(
+        last_wall - first_wall, last_cpu - first_cpu, len(prompts) * (tokens - 1), tuple(map(tuple, found))
+    )
 
 
 def _result(name: str, computes: str, timings: Sequence[OtherTiming], plain: Sequence[Timing]) -> OtherResult:
