@@ -117,7 +117,11 @@ def _decode_rounds(record: Mapping[str, Any], step: Step) -> DecodeResult | None
         tokens = np.full((rounds, batch_size, width), -1, dtype=np.int64)
         tokens[emitted] = flat
     end = MultiStepEnd(record.get("end", MultiStepEnd.MAX_ROUNDS.value))
-    return DecodeResult(rounds, lens, stop_index, ended, end, tokens)
+    nodes = confidence = None
+    if "nodes" in record:
+        nodes = decode_lens(record["nodes"], rounds, batch_size)
+        confidence = np.array(record["confidence"], dtype=np.float32).reshape(rounds, batch_size, -1)
+    return DecodeResult(rounds, lens, stop_index, ended, end, tokens, row_nodes=nodes, confidence=confidence)
 
 
 def decode_lens(value: int | str | list[int], rounds: int, batch_size: int) -> np.ndarray:

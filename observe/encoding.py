@@ -9,7 +9,8 @@
      "S":3,"k":1,"nd":4,"rounds":8,"retracted":[id],"waiting":0,"held":512,"released":[[row,epoch]],"writes":crc}
      `step` may be null; a join of KV that was sent has a seventh value, its length; one with KV from host memory has an
      eighth, the tokens that come from there; `tokens` in `finished` is their number; "row_nodes":[4,1] after "rounds"
-     where rows verify unequal numbers of nodes
+     where rows verify unequal numbers of nodes; "budget":12,"curve":[slope,bias,…] where the device chooses them, the
+     curve where it is not that of the plan before. Then a commit has "nodes", as `lens`, and "confidence":[…], flat
     {"t":"commit","r":0,"ns":…,"step":7,"rounds":2,"lens":"4231…","stops":[[round,column,index]],"ended":[column],"end":"request_ended",
      "stopped":[chunk],"failures":[[row,message]],"at":[first end, gap, …],"finished":[[id,reason,tokens]]}
     {"t":"lost","r":0,"ns":…,"step":7,"cause":"hung","message":"…","steps":[7,8],"retracted":[id],"finished":[[id,reason,tokens]]}
@@ -54,7 +55,7 @@ from ..core.contract.events import (
     Submitted,
 )
 from ..core.contract.request import GREEDY, FinishedRequest, FinishReason, Request
-from ..core.contract.step import DecodeResult, MultiStepEnd, StepResult, TableWrites
+from ..core.contract.step import DecodeResult, DraftBudget, MultiStepEnd, StepResult, TableWrites
 
 DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DIGITS = np.frombuffer(DIGITS, dtype=np.uint8)
@@ -74,6 +75,7 @@ class LineEncoder:
     def __init__(self, replica: int) -> None:
         self.replica = replica
         self._decode_rows: np.ndarray | None = None
+        self._curve: tuple[float, ...] = ()  # of the last budget
         self._text_rows: dict[str, int] = {}  # requests with stop strings -> row
         kinds = ("submit", "abort", "plan", "commit", "lost", "resume", "retract", "deny", "reload", "handoff")
         self._heads = {kind: f'{{"t":"{kind}","r":{replica},"ns":' for kind in kinds}
@@ -150,6 +152,8 @@ class LineEncoder:
                 )
                 if d.row_nodes is not None:
                     parts.append(f'"row_nodes":{_dumps(d.row_nodes.tolist())}')
+                if d.budget is not None:
+                    parts.append(self._budget(d.budget))
         if event.retracted:
             parts.append(f'"retracted":{_dumps(event.retracted)}')
         parts.append(f'"waiting":{event.num_waiting},"held":{event.num_held_slots}')
@@ -159,6 +163,11 @@ class LineEncoder:
             if len(step.table_writes.slots):
                 parts.append(f'"writes":{writes_checksum(step.table_writes)}')
         return ",".join(parts) + "}"
+
+    def _budget(self, budget: DraftBudget) -> str:
+        curve = (budget.slope, *budget.biases)
+        previous, self._curve = self._curve, curve
+        return f'"budget":{budget.drafts}' + ("" if curve == previous else f',"curve":{_dumps(curve)}')
 
     def _same_rows(self, rows: np.ndarray) -> bool:
         """Return whether these rows are those of the previous decode step, and remember them for the next one."""
@@ -294,7 +303,18 @@ def _encode_decode(decode: DecodeResult) -> str:
     if decode.tokens is not None:
         emitted = np.arange(decode.tokens.shape[2]) < decode.accept_lens[:, :, None]
         text += f',"tokens":{_dumps(decode.tokens[emitted].tolist())}'
+    if decode.row_nodes is not None and decode.confidence is not None:
+        text += f',"nodes":{_encode_lens(decode.row_nodes)},"confidence":{_encode_confidence(decode.confidence)}'
     return text
+
+
+def _encode_confidence(confidence: np.ndarray) -> str:
+    """Encode float32 of any shape as a flat list of the shortest decimals that give the same numbers; null for NaN and
+    infinities."""
+    finite = np.isfinite(confidence)
+    return (
+        f"[{','.join(str(one) if ok else 'null' for one, ok in zip(confidence.ravel(), finite.ravel(), strict=True))}]"
+    )
 
 
 def _encode_lens(lens: np.ndarray) -> str:

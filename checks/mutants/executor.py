@@ -157,6 +157,63 @@ class VerifiesAllNodesAlways(ReferencePasses):
         return drafted
 
 
+@REFERENCE.breaks("DRAFT-02")
+class RoundsTheBudgetUp(ReferencePasses):
+    """The pass is padded to a captured size, and the padding is spent on drafts."""
+
+    def _chosen(self, part, drafted):
+        if part.budget is None:
+            return None
+        padded = replace(part.budget, drafts=-(-part.budget.drafts // 4) * 4)
+        return super()._chosen(replace(part, budget=padded), drafted)
+
+
+@REFERENCE.breaks("DRAFT-03", "RAISES")
+class SpendsTheBudgetOnAnyRow(ReferencePasses):
+    """Drafts are chosen over the whole width of the round: a row's own bound is forgotten."""
+
+    def _chosen(self, part, drafted):
+        return super()._chosen(replace(part, row_nodes=None), drafted)
+
+
+@REFERENCE.breaks("DRAFT-04")
+class BreaksTiesByRow(ReferencePasses):
+    """Among drafts of equal survival the first row takes all."""
+
+    def _chosen(self, part, drafted):
+        chosen = super()._chosen(part, drafted)
+        if chosen is None or part.budget.slope:
+            return chosen
+        left, nodes = part.budget.drafts, []
+        for most in [part.shape.nodes] * len(part.rows) if part.row_nodes is None else part.row_nodes.tolist():
+            nodes.append(1 + min(most - 1, left))
+            left -= nodes[-1] - 1
+        return chosen._replace(row_nodes=np.array(nodes, np.int32))
+
+
+@REFERENCE.breaks("DRAFT-04")
+class SharesTheBudgetAlike(ReferencePasses):
+    """Every row verifies as many drafts as every other one, whatever its confidences are."""
+
+    def _chosen(self, part, drafted):
+        chosen = super()._chosen(part, drafted)
+        same = None if chosen is None else replace(drafted, confidence=np.full_like(chosen.confidence, 0.5))
+        return chosen and chosen._replace(row_nodes=super()._chosen(part, same).row_nodes)
+
+
+@REFERENCE.breaks("DRAFT-05")
+class KeepsConfidencesByRow(ReferencePasses):
+    """The confidences of a round are those that the row had in the round before, also if it was another request's."""
+
+    def _chosen(self, part, drafted):
+        if part.budget is None:
+            return None
+        kept, now = self.__dict__.setdefault("kept", {}), drafted.confidence
+        stale = np.stack([kept.get((row, now.shape[1]), own) for row, own in zip(part.rows.tolist(), now, strict=True)])
+        kept.update({(row, now.shape[1]): own for row, own in zip(part.rows.tolist(), now, strict=True)})
+        return super()._chosen(part, replace(drafted, confidence=stale))
+
+
 @REFERENCE.breaks("SIM-04")
 class PadsTheStepInPlace(ReferenceExecutor):
     """Rows whose request has ended become padding: in the step's own array, which the engine reads, too."""
@@ -258,10 +315,10 @@ class AnswersTheNewestStep(ReferenceExecutor):
 class ForgetsTheEnded(ReferenceExecutor):
     """Only a stop ends a request; one that has reached its length goes on."""
 
-    def _settle(self, running, states, was_over, final, accept_lens):
+    def _settle(self, running, states, was_over, final, accept_lens, chosen):
         for state in states:
             state.remaining += int(accept_lens.max())
-        super()._settle(running, states, was_over, final, accept_lens)
+        super()._settle(running, states, was_over, final, accept_lens, chosen)
 
 
 @REFERENCE.breaks("ANSWER")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import BoolArray, Int32Array, Int64Array
+from .arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from .handoff_batch import HandoffBatch
 from .request import Request
 
@@ -150,6 +150,20 @@ PLAIN_ROUND = RoundShape.chain(0)
 PARKED_ROUND = RoundShape(0, 0, 1)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftBudget:
+    """Lets the device choose how many nodes each row of a round verifies, from the confidences of its drafts.
+
+    A confidence is the probability that the draft itself gives its first choice. By `slope` and `biases` the device
+    reads a probability of acceptance from it, and verifies the `drafts` drafts of the batch that most probably are
+    reached and accepted: `choose_nodes` in `core/adaptive/survival.py`.
+    """
+
+    drafts: int  # drafts that the target verifies in a round, over all rows; roots come on top
+    slope: float
+    biases: tuple[float, ...]  # of draft position 1, 2, …; at least as many as the steps of the round
+
+
 @dataclass(slots=True)
 class DecodeStep:
     """Up to `max_rounds` draft-and-verify rounds of one batch."""
@@ -163,11 +177,15 @@ class DecodeStep:
     # int32 [bs]: nodes that each row verifies in each round, root included, 1 … shape.nodes: the first ones of its
     # chain; None: all rows verify all nodes
     row_nodes: Int32Array | None = None
+    # With a budget, `row_nodes` are the most nodes of each row. The device chooses how many, and the result says so.
+    budget: DraftBudget | None = None
 
     @property
     def num_verify_tokens(self) -> int:
         """The nodes that the target verifies in a round, over all rows."""
-        return len(self.rows) * self.shape.nodes if self.row_nodes is None else int(self.row_nodes.sum())
+        bs = len(self.rows)
+        most = bs * self.shape.nodes if self.row_nodes is None else int(self.row_nodes.sum())
+        return most if self.budget is None else min(most, bs + self.budget.drafts)
 
 
 @dataclass(slots=True)
@@ -216,6 +234,21 @@ class DecodeResult:
     multi_step_end: MultiStepEnd
     tokens: Int64Array | None = None  # int64 [rounds, bs, width]: emitted tokens, −1 past the end
     outputs: tuple[dict[str, np.ndarray], ...] | None = None  # per round: user outputs [bs, width, …]
+    # Where the step has a budget: the nodes that each row verified, int32 [rounds, bs], and the confidences of all
+    # drafts, of those that were not verified, too, float32 [rounds, bs, steps].
+    row_nodes: Int32Array | None = None
+    confidence: Float32Array | None = None
+
+    def nodes_of(self, step: DecodeStep) -> Int32Array | None:
+        """Return the nodes that the rows of `step` verified, int32 [bs] or [rounds, bs]; None if all had all."""
+        return step.row_nodes if self.row_nodes is None else self.row_nodes
+
+
+class ChosenNodes(NamedTuple):
+    """What the device chose in one round by a budget."""
+
+    row_nodes: Int32Array  # int32 [bs]
+    confidence: Float32Array  # float32 [bs, steps]
 
 
 @dataclass(slots=True)
@@ -226,6 +259,7 @@ class RoundRecord:
     stop_index: list[np.ndarray] = field(default_factory=list)
     tokens: list[np.ndarray] = field(default_factory=list)
     outputs: list[dict[str, np.ndarray]] = field(default_factory=list)
+    chosen: list[ChosenNodes] = field(default_factory=list)  # none without a budget
     ended: np.ndarray | None = None  # of the last round
 
     @property
@@ -239,8 +273,11 @@ class RoundRecord:
         tokens: np.ndarray,
         outputs: dict[str, np.ndarray],
         ended: np.ndarray,
+        chosen: ChosenNodes | None = None,
     ) -> None:
         """Add one round, as in `DecodeResult` without the axis of rounds."""
+        if chosen is not None:
+            self.chosen.append(chosen)
         self.accept_lens.append(accept_lens)
         self.stop_index.append(stop_index)
         self.tokens.append(tokens)
@@ -267,6 +304,8 @@ class RoundRecord:
             multi_step_end=multi_step_end,
             tokens=np.stack(self.tokens),
             outputs=tuple(self.outputs),
+            row_nodes=np.stack([chosen.row_nodes for chosen in self.chosen]) if self.chosen else None,
+            confidence=np.stack([chosen.confidence for chosen in self.chosen]) if self.chosen else None,
         )
 
 

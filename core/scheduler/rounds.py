@@ -17,7 +17,7 @@ import numpy as np
 from ..adaptive import AdaptiveController
 from ..contract.arrays import BoolArray, Int32Array, Int64Array
 from ..contract.request import cut_runs
-from ..contract.step import DecodeResult, DecodeStep, RoundShape
+from ..contract.step import DecodeResult, DecodeStep, DraftBudget, RoundShape
 from ..errors import InvariantViolation
 from ..kv.request_table import ceil_to_page, reserve_per_multi_step
 from ..kv.store import KVStore
@@ -43,6 +43,14 @@ def remaining_nodes(shape: RoundShape, left: Int64Array) -> Int32Array | None:
     if shape.topk > 1 or left.min() >= shape.nodes:
         return None
     return left.clip(1, shape.nodes).astype(np.int32)
+
+
+BudgetRule = Callable[[RoundShape], DraftBudget | None]
+"""A rule by which the device chooses the nodes of rows. It takes the shape of the round that is planned."""
+
+
+def no_budget(shape: RoundShape) -> None:
+    """Leave nothing to the device."""
 
 
 ROW_LENGTHS: Mapping[str, RowLengths] = {VERIFY_ALL: all_nodes, VERIFY_REMAINING: remaining_nodes}
@@ -84,6 +92,7 @@ class DecodeRounds:
         self.controller = controller
         self.store = store
         self.row_lengths: RowLengths = ROW_LENGTHS[config.verify]
+        self.budget_for: BudgetRule = no_budget
         self.kv_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.live: BoolArray = np.zeros(config.num_rows + 1, dtype=bool)
@@ -172,7 +181,8 @@ class DecodeRounds:
         shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
         row_nodes = self.row_lengths(shape, self.end_len[index] - kv_len)
-        step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds, row_nodes)
+        budget = self.budget_for(shape)
+        step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds, row_nodes, budget)
         return PlannedRounds(step, index, allocated)
 
     def _rounds_of_a_multi_step(
@@ -294,9 +304,7 @@ class DecodeRounds:
             # A plain round emits one token: nothing has to be added up.
             plain = step.shape.steps == 0
             kv_before_last = kv_before + (rounds - 1 if plain else np.add.reduce(lens[:-1], axis=0, dtype=np.int64))
-        if step.row_nodes is not None and (lens > step.row_nodes).any():
-            message = f"accept lengths {lens.max(axis=0).tolist()} of rows that verify {step.row_nodes.tolist()} nodes"
-            raise InvariantViolation("ACCEPT-02", message)
+        self._check_nodes(step, result)
         stops = None if result.stop_index is None else result.stop_index[-1]
         runs = cut_runs(lens[-1], stops, self.end_len[rows] - kv_before_last)
         kept, ended = runs.kept[None, :], runs.ended
@@ -313,6 +321,29 @@ class DecodeRounds:
             raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
         self.kv_len[rows] = kv_after if present.is_complete else np.where(present.before, kv_after, kv_before)
         return CountedRounds(kept, present, ended.nonzero()[0], runs.stopped, kv_before, kv_before_last)
+
+    @staticmethod
+    def _check_nodes(step: DecodeStep, result: DecodeResult) -> None:
+        """Raise InvariantViolation if rows emit more tokens than they verify, or verify what they were not given."""
+        nodes, lens = result.nodes_of(step), result.accept_lens
+        if step.budget is not None:
+            shape = (result.rounds, len(step.rows))
+            if result.row_nodes is None or result.row_nodes.shape != shape or result.confidence is None:
+                raise InvariantViolation("DRAFT-02", "a step with a budget has no chosen nodes and confidences")
+            if result.confidence.shape != (*shape, step.shape.steps):
+                message = f"confidences of shape {result.confidence.shape}; expected {(*shape, step.shape.steps)}"
+                raise InvariantViolation("DRAFT-02", message)
+            most = step.shape.nodes if step.row_nodes is None else step.row_nodes
+            if (result.row_nodes < 1).any() or (result.row_nodes > most).any():
+                message = f"rows verify {result.row_nodes.tolist()} nodes, at most {np.asarray(most).tolist()} reserved"
+                raise InvariantViolation("DRAFT-03", message)
+            spent = result.row_nodes.sum(axis=1, dtype=np.int64)
+            if (spent > step.num_verify_tokens).any():
+                message = f"{spent.max()} nodes are verified of {shape[1]} rows with {step.budget.drafts} drafts"
+                raise InvariantViolation("DRAFT-02", message)
+        if nodes is not None and (lens > nodes).any():
+            message = f"accept lengths {lens.max(axis=0).tolist()} of rows that verify {nodes.tolist()} nodes"
+            raise InvariantViolation("ACCEPT-02", message)
 
     def _presence(self, rows: np.ndarray, num_departed_at_plan: int, leaving: Collection[int]) -> Presence:
         if num_departed_at_plan != self.num_departed:
@@ -377,9 +408,10 @@ class DecodeRounds:
         """Tell the controller how many drafts each round accepted, without the rows that had left, and without those
         that did not verify all drafts."""
         correct = result.accept_lens - 1
-        if step.row_nodes is not None:
-            is_whole = step.row_nodes == step.shape.nodes
-            present = Presence(present.last & is_whole, present.before & is_whole, False)
+        nodes = result.nodes_of(step)
+        if nodes is not None:
+            is_whole = (nodes == step.shape.nodes).reshape(-1, len(step.rows))
+            present = Presence(present.last & is_whole[-1], present.before & is_whole.all(axis=0), False)
         if present.is_complete:
             self.controller.on_verify_rounds(correct, len(step.rows), step.shape.steps)
             return

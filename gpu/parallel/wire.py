@@ -21,6 +21,7 @@ from ...core.contract.step import (
     Arrivals,
     DecodeResult,
     DecodeStep,
+    DraftBudget,
     Join,
     MultiStepEnd,
     PrefillResult,
@@ -51,11 +52,16 @@ def step_from_json(value: Mapping[str, Any]) -> Step:
         tuple((row, epoch) for row, epoch in found["released"]),
         writes,
         None if found["prefill"] is None else PrefillStep(**found["prefill"]),
-        None
-        if found["decode"] is None
-        else DecodeStep(**{**found["decode"], "shape": RoundShape(*found["decode"]["shape"])}),
+        None if found["decode"] is None else _decode(found["decode"]),
         arrivals=None if found["arrivals"] is None else _arrivals(found["arrivals"]),
     )
+
+
+def _decode(found: Mapping[str, Any]) -> DecodeStep:
+    budget = found["budget"]
+    if budget is not None:
+        budget = DraftBudget(**{**budget, "biases": tuple(budget["biases"])})
+    return DecodeStep(**{**found, "shape": RoundShape(*found["shape"]), "budget": budget})
 
 
 def _arrivals(found: Mapping[str, Any]) -> Arrivals:

@@ -45,8 +45,9 @@ def count_drafts(totals: Counter[tuple[str, str]], event: Committed) -> None:
     drafted = decode.shape.nodes - 1
     totals["rounds", ""] += len(accepted)
     totals["drafted", ""] += drafted * len(accepted)
-    if decode.row_nodes is not None:
-        totals["drafted", ""] -= int(((decode.shape.nodes - decode.row_nodes) * (event.kept > 0)).sum())
+    nodes = result.nodes_of(decode)
+    if nodes is not None:
+        totals["drafted", ""] -= int(((decode.shape.nodes - nodes) * (event.kept > 0)).sum())
     totals["accepted", ""] += int(accepted.sum())
     exactly = np.bincount(accepted, minlength=drafted + 1)
     at_least = (np.cumsum(exactly[::-1])[::-1])[1:].tolist()

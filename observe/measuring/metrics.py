@@ -205,8 +205,9 @@ class RunMetrics:
                 self._piece_rounds.extend(range(self._num_rounds, self._num_rounds + rounds))
             self._kept.append(event.kept.reshape(-1))
             self._accepted.append(result.decode.accept_lens.reshape(-1))
-            if decode.row_nodes is not None:  # the flush counts the drafts of the shape
-                self.measured.totals["proposed_drafts"] -= int(((nd - decode.row_nodes) * (event.kept > 0)).sum())
+            nodes = result.decode.nodes_of(decode)
+            if nodes is not None:  # the flush counts the drafts of the shape
+                self.measured.totals["proposed_drafts"] -= int(((nd - nodes) * (event.kept > 0)).sum())
             if event.deliveries is not None:
                 self._delivered_ns.append(event.deliveries.at_ns.reshape(-1))
             if steps != state.last_steps:

@@ -179,6 +179,8 @@ class ExecutorCapabilities(Capabilities):
     keyed: bool = False
     parking: bool = False  # no pass of the draft runs in rounds without branches (`RoundShape.is_parked`)
     lengths: bool = False  # rows of a round may verify unequal numbers of nodes (`DecodeStep.row_nodes`)
+    budgets: bool = False  # the device chooses the lengths of rows, by `DecodeStep.budget`; needs `lengths`
+    confidences: bool = False  # `confidences(…)`: how sure its draft is, to compare results with; needs `budgets`
     restarts: bool = False  # `restart()`: steps fail as a whole
     states: bool = False  # models with recurrent layers run; `state_room()` and `states(rows)`
     # Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`
@@ -188,6 +190,8 @@ class ExecutorCapabilities(Capabilities):
         "plain": ("tokens",),
         "drafts": ("plain",),
         "proposals": ("drafts",),
+        "budgets": ("lengths",),
+        "confidences": ("budgets", "drafts"),
         "samples": ("plain",),
         "shaped": ("plain",),
         "keyed": ("samples",),
@@ -269,6 +273,11 @@ class InspectedExecutor(Protocol):
 
         `noise` other than 0 stands for another choice among nearly equal candidates.
         """
+
+    @needs("confidences")
+    def confidences(self, text: Sequence[int], steps: int) -> Sequence[float] | None:
+        """Return the greatest probabilities of the draft after `text` and after each of its own first choices, for a
+        chain of `steps`; None if more than the text decides them."""
 
     @needs("proposals")
     def proposed(self) -> Sequence[Sequence[Drafts]]:

@@ -64,6 +64,24 @@ class RunJudge:
         self._beside: list[tuple[float, float]] = []  # for `unfairness`
         self._is_collecting = False
         self._after_roots_alone: list[tuple[str, str] | None] = []
+        self._has_confidences = has.confidences
+        self._confidences: list[tuple[str, str] | None] = []
+
+    def take_confidences(self) -> tuple[tuple[str, str] | None, ...]:
+        """Return how the confidences of rows differ from those of the draft for their texts, and forget them."""
+        found, self._confidences = tuple(self._confidences), []
+        return found
+
+    def confidences(self, row: JudgedRow, steps: int, found: Sequence[float], what: str) -> None:
+        """Compare how sure a row's drafts are with what the draft alone says behind the row's text."""
+        if not self._has_confidences or len(row.text) + steps + 1 >= self._config.context_len:
+            return
+        wanted = self._subject.confidences(row.text, steps)
+        if wanted is None:
+            return
+        is_same = is_close(np.asarray(found), np.asarray(wanted))
+        was, should = f"{what} has confidences {_short(found)}", f"{_short(wanted)}: those of its own drafts"
+        self._confidences.append(None if is_same else (was, should))
 
     def take_after_roots_alone(self) -> tuple[tuple[str, str] | None, ...]:
         """Return how the drafts of rows that had verified their root alone differ from the draft's own, and forget

@@ -7,7 +7,7 @@ Plain Python, one row and one round after the other. A result that does not foll
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -74,13 +74,25 @@ class ExecutorMoment:
     # Of rows whose last round verified the root alone: what their next drafts were and should have been, None: as they
     # should be
     after_roots_alone: tuple[tuple[str, str] | None, ...] = ()
+    chosen: tuple[ChosenRound, ...] = ()  # the rounds of a result whose lengths the device has chosen
+    # The confidences of rows: what they were and should have been, None: as they should be
+    foreign_confidences: tuple[tuple[str, str] | None, ...] = ()
     difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
     num_events: int = 0
 
     def forget(self) -> None:
         """Clear what belongs to one operation alone."""
         self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = None
-        self.states = ()
+        self.states = self.chosen = self.after_roots_alone = self.foreign_confidences = ()
+
+
+class ChosenRound(NamedTuple):
+    """A round whose lengths the device has chosen by a budget."""
+
+    budget: Any  # `DraftBudget`
+    most: tuple[int, ...]  # nodes of each row at most
+    nodes: list[int]  # of each row, as the result says
+    confidence: list[list[float]]  # of each row's drafts
 
 
 class Ran(Enum):
@@ -139,6 +151,8 @@ class LaunchedStep:
     width: int = 0  # the most tokens of a round
     tree: tuple[int, int, int] = (0, 1, 1)  # steps, top-k and nodes of its rounds
     row_nodes: tuple[int, ...] = ()  # nodes that each row verifies
+    budget: Any = None  # `DraftBudget`: with it the device chooses the nodes, at most `row_nodes`
+    chosen: list[ChosenRound] = field(default_factory=list)  # in the result's rounds
     lengths: tuple[tuple[int, int], ...] = ()  # per row: the least and the most positions with KV at which it may begin
     max_rounds: int = 1
     limit: int = 1  # rounds that it may still be answered with
@@ -186,6 +200,7 @@ class DeviceModel:
             flight.tree = part.shape.computed
             is_equal = part.row_nodes is None
             flight.row_nodes = tuple([part.shape.nodes] * len(rows) if is_equal else part.row_nodes.tolist())
+            flight.budget = part.budget
             flight.lengths = tuple(zip(part.seq_lens.tolist(), part.max_seq_lens.tolist(), strict=True))
         flight.max_rounds = flight.limit = step.max_rounds
         self.in_flight.append(flight)
@@ -298,6 +313,7 @@ class DeviceModel:
         if part.stop_index is not None:
             stops = column(part.stop_index, (rounds, bs), "i", "decode.stop_index")
         tokens = self._tokens(part, rounds, bs)
+        nodes_of = self._nodes(flight, part, rounds, bs)
         for row, (least, most) in zip(flight.rows, flight.lengths, strict=True) if self.config.tokens else ():
             length = len(self.rows[row].text) - 1
             if not (self.rows[row].over or row in failed or least <= length <= most):
@@ -320,13 +336,16 @@ class DeviceModel:
                 run = None if tokens is None else tokens[number][i]
                 what = f"row {row} in round {number + 1}"
                 steps, topk, nodes = flight.tree
-                width = flight.width if flight.row_nodes[i] == nodes else flight.row_nodes[i]
+                own = nodes_of[number][i]
+                width = flight.width if own == nodes else own
                 expected[i] = self._run(state, lens[number][i], width, run, stops[number][i], what)
                 if self.judge is not None and row not in failed:
                     length = lens[number][i]
                     shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
-                    self.judge.round(state, run[:length], (steps, topk, flight.row_nodes[i]), shown, what, (number, i))
-                state.was_alone = flight.row_nodes[i] == 1 < nodes
+                    if flight.chosen:
+                        self.judge.confidences(state, steps, flight.chosen[number].confidence[i], what)
+                    self.judge.round(state, run[:length], (steps, topk, own), shown, what, (number, i))
+                state.was_alone = own == 1 < nodes
                 state.text += [] if run is None else run[: lens[number][i]]
                 state.length += lens[number][i]
                 state.ran = Ran.ROUNDS
@@ -338,6 +357,19 @@ class DeviceModel:
             row = flight.rows[wrong[0]]
             raise WrongResult(f"decode.ended of row {row} is {ended[wrong[0]]}", f"{expected[wrong[0]]}, by its tokens")
         self._multi_step_end(flight, part, any(ended), was_over)
+
+    def _nodes(self, flight: LaunchedStep, part: Any, rounds: int, bs: int) -> list[Any]:
+        """Return the nodes that each row verified, by rounds, and note what the device has chosen."""
+        if flight.budget is None:
+            if getattr(part, "row_nodes", None) is not None:
+                raise WrongResult("decode.row_nodes is there", "None: the step has no budget", "TYPE")
+            return [flight.row_nodes] * rounds
+        nodes = column(part.row_nodes, (rounds, bs), "iu", "decode.row_nodes")
+        confidence = column(part.confidence, (rounds, bs, flight.tree[0]), "f", "decode.confidence")
+        flight.chosen = [
+            ChosenRound(flight.budget, flight.row_nodes, *chosen) for chosen in zip(nodes, confidence, strict=True)
+        ]
+        return nodes
 
     def _tokens(self, part: Any, rounds: int, bs: int) -> list[Any] | None:
         if not self.config.tokens:
@@ -412,6 +444,6 @@ def column(values: Any, shape: Sequence[int], kinds: str, what: str) -> list[Any
     dtype = getattr(values, "dtype", None)
     if dtype is None or getattr(dtype, "kind", None) not in tuple(kinds) or tuple(values.shape) != tuple(shape):
         found = f"{dtype} {list(values.shape)}" if dtype is not None else type(values).__name__
-        words = {"iu": "integers", "i": "integers", "b": "booleans"}[kinds]
+        words = {"iu": "integers", "i": "integers", "b": "booleans", "f": "floats"}[kinds]
         raise WrongResult(f"{what} is {found}", f"a NumPy array of {words}, {list(shape)}", "TYPE")
     return values.tolist()

@@ -23,7 +23,7 @@ from ...core.contract.request import Request
 from ...core.contract.step import FailureCause, Step, StepFailure, StepResult
 from ...core.errors import ForedraftError
 from ...core.scheduler.engine import Engine
-from ...core.scheduler.rounds import RowLengths, all_nodes
+from ...core.scheduler.rounds import BudgetRule, RowLengths, all_nodes, no_budget
 from ...observe.decoding import decode_result
 from ...observe.encoding import LineEncoder
 
@@ -108,10 +108,10 @@ class RecordedCore:
         self._compare()
         return outcome
 
-    def plan(self, row_lengths: RowLengths = all_nodes) -> Step | None:
-        """Plan the next step, whose rows verify as many nodes as `row_lengths` says."""
+    def plan(self, row_lengths: RowLengths = all_nodes, budget_for: BudgetRule = no_budget) -> Step | None:
+        """Plan the next step, whose rows verify as many nodes as `row_lengths` and `budget_for` say."""
         for engine in (self.live, self.fed):
-            engine.rounds.row_lengths = row_lengths
+            engine.rounds.row_lengths, engine.rounds.budget_for = row_lengths, budget_for
         fed = self._try(lambda: self.fed.plan(0))
         live = self._try(lambda: self.live.plan(0))
         if isinstance(live, str) or isinstance(fed, str):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...core.contract.arrays import Int32Array, Int64Array
+from ...core.algorithm.algorithm import Drafter
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
-from ...core.contract.step import RoundShape, Step
+from ...core.contract.step import Step
 from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
@@ -26,6 +26,7 @@ from .isolation import IsolatedRuns
 from .judge import RunJudge, WrongResult
 from .model import PARTS, DeviceModel, ExecutorMoment, SeenState, used_parts
 from .oracle import RecurrentState
+from .planned import budget_of, nodes_in_turn, words_of
 from .record import RecordedCore
 from .sampling import RULES, sampling_of
 from .search import FoundArray, hidden_arrays
@@ -187,7 +188,23 @@ class ExecutorTrial(Trial):
     @operation(weight=12, needs="lengths", drafts=((0, 9), (9, 0), (0, 9, 9), (9, 0, 2)))
     def launch_unequal(self, drafts: tuple[int, ...]) -> bool:
         """Plan and launch the next step. The rows of chains verify so many drafts each, in turn, or all they have."""
-        return self._launch(lambda: self.core.plan(partial(_nodes_in_turn, drafts)))
+        return self._launch(lambda: self.core.plan(partial(nodes_in_turn, drafts)))
+
+    @operation(weight=5, needs="budgets", budget=(1, 2, 3, 5), slope=(0, 50, 50, 100), drafts=((9,), (9,), (9, 0, 2)))
+    def choose(self, budget: int, slope: int, drafts: tuple[int, ...]) -> bool:
+        """Submit requests, and serve all by a few steps in which the device chooses `budget` drafts of chains by their
+        confidences, at most `drafts` of each row, in turn. `slope` is in percent."""
+        if self.config.topk > 1 or not self.config.steps or self.engine.algorithm.drafter is Drafter.LOOKUP:
+            return False
+        for number in range(self.config.max_running):
+            self.submit(f"chosen {number}", 3, 12, 0, False, False)
+        rules = partial(nodes_in_turn, drafts), partial(budget_of, max(budget, 0), slope / 100)
+        for _ in range(8):
+            for _ in range(1 + self.config.overlap):
+                self._launch(lambda: self.core.plan(*rules))
+            if self.core.difference is not None or not self.collect() or self.core.refusal:
+                break
+        return True
 
     def _launch(self, plan: Callable[[], Step | None]) -> bool:
         m, before = self.moment, self.core.num_events
@@ -204,7 +221,7 @@ class ExecutorTrial(Trial):
             m.in_step = hidden_arrays({"step": step}, m.hidden_sizes)
         self.must(self.subject.launch, step)
         self.use(used_parts(self.config, self.engine.algorithm, step, len(self.steps)))
-        self._said = f"step {step.step_id}: {_words(step)}"
+        self._said = f"step {step.step_id}: {words_of(step)}"
         self._look()
         return True
 
@@ -232,14 +249,18 @@ class ExecutorTrial(Trial):
         if result.decode is not None:
             lens = result.decode.accept_lens
             self._delivered = (flight.step_id, lens, lens.tolist())
+        m.chosen += tuple(flight.chosen)
         outcome = self.core.commit(self.steps.pop(0), result)
         if self.core.refusal:
+            if "DRAFT-0" in self.core.refusal:
+                return  # which `chosen` shows
             was = f"the engine cannot commit the result of step {flight.step_id}: {self.core.refusal}"
             raise self.misbehaviour("ANSWER", was, "a result that follows from the step")
         self._isolated.commit(outcome)
         self._said = self._outcome(flight.step_id, result, outcome)
         if self.judge is not None:
-            m.after_roots_alone = self.judge.take_after_roots_alone()
+            m.after_roots_alone += self.judge.take_after_roots_alone()
+            m.foreign_confidences += self.judge.take_confidences()
         if self.capabilities.states and self.config.is_recurrent:
             m.states = self._states()
         self._look()
@@ -427,21 +448,3 @@ def _tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
     """Make a prompt, int64 [count], from the name of its request."""
     bits = hash64(0, Purpose.TOKEN, request_key(name), np.arange(count))
     return (bits % np.uint64(vocab_size)).astype(np.int64)
-
-
-def _nodes_in_turn(drafts: tuple[int, ...], shape: RoundShape, left: Int64Array) -> Int32Array | None:
-    """Return the nodes of rows that verify so many drafts each, in turn; None for trees, and for all drafts."""
-    nodes = np.array([1 + drafts[row % len(drafts)] for row in range(len(left))]).clip(1, shape.nodes)
-    return None if shape.topk > 1 or nodes.min() == shape.nodes else nodes.astype(np.int32)
-
-
-def _words(step: Step) -> str:
-    parts = []
-    if step.prefill is not None:
-        parts.append(f"{int(step.prefill.lens.sum())} prompt tokens")
-    if step.decode is not None:
-        d = step.decode
-        rounds = f", at most {d.max_rounds} rounds" if d.max_rounds > 1 else ""
-        nodes = d.shape.nodes if d.row_nodes is None else d.row_nodes.tolist()
-        parts.append(f"{len(d.rows)} rows of {nodes} nodes{rounds}")
-    return " and ".join(parts)

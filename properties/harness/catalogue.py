@@ -132,6 +132,10 @@ Adaptive step controller:
 Drafts of rows of unequal lengths:
     DRAFT-01 E: after a round in which a row verified its root alone, its draft holds all committed tokens: what it drafts next is
         what it drafts for the row's text
+    DRAFT-02 E: a round with a budget verifies as many drafts as the budget has and its rows may, no fewer and no more
+    DRAFT-03 E: no row verifies a node that the plan has not reserved for it, and each verifies its root
+    DRAFT-04 E: the drafts that are verified are those of greatest survival; among equals the earlier position, then the earlier row
+    DRAFT-05 E: the confidences of a row are those of its own drafts, never of an earlier round or of the request before it
 
 Recurrent states:
     STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and

@@ -108,6 +108,18 @@ class ReferenceAdapter(WrappedExecutor):
 
         return best_nodes(after, steps, topk, num_draft_tokens)
 
+    def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
+        if self.executor.algorithm.drafter is Drafter.LOOKUP:
+            return None
+        whole, found = list(text), []
+        for level in range(steps):
+            head = level if self.executor.algorithm.drafter is Drafter.HEADS else 0
+            hashes = np.array([self._hash(tuple(whole))], np.uint64)
+            tokens, shares = self.draft.top_k(hashes, np.array(whole[-1:]), 1, head)
+            found.append(float(shares[0, 0]))
+            whole.append(int(tokens[0, 0]))
+        return found
+
     def _hash(self, text: tuple[int, ...]) -> int:
         found = self._hashes.get(text)
         if found is None:

@@ -57,6 +57,7 @@ class Drafted:
     # [bs, nd, …] by relay field: what the next round starts from if that node is the last accepted (drafts from the
     # host).
     next_relay: dict[str, np.ndarray] = field(default_factory=dict)
+    confidence: np.ndarray | None = None  # float32 [bs, steps]: the draft's greatest probabilities; None for trees
 
 
 class ReferenceDrafter:
@@ -106,11 +107,13 @@ class ReferenceDrafter:
             self._check_relay(request)
         if request.shape.steps == 0 or not self.algorithm.is_speculative:
             none = np.zeros((len(request.rows), 0), np.int32)
-            return Drafted(build_chain(request.roots, none, request.lengths, self.max_position))
+            tree = build_chain(request.roots, none, request.lengths, self.max_position)
+            return Drafted(tree, confidence=none.astype(np.float32))
         if self.algorithm.drafter is Drafter.BLOCK:
-            drafts = self._path(request, request.shape.steps)
-            return Drafted(build_chain(request.roots, drafts, request.lengths, self.max_position))
-        return Drafted(self._model_tree(request))
+            drafts, confidence = self._path(request, request.shape.steps)
+            tree = build_chain(request.roots, drafts, request.lengths, self.max_position)
+            return Drafted(tree, confidence=confidence)
+        return self._model_tree(request)
 
     def _check_relay(self, request: DraftRequest) -> None:
         if "topk_ids" not in request.relayed:
@@ -138,7 +141,7 @@ class ReferenceDrafter:
             self._show(host, row, np.append(prefix.tokens, root))
         if request.runs is not None:
             # The drafts are those of a foreign proposer, so every round starts from the first relay values.
-            paths = [[path] for path in self._path(request, nodes - 1)]
+            paths = [[path] for path in self._path(request, nodes - 1)[0]]
             tree = build_lookup_tree(request.roots, paths, request.lengths, nodes, self.max_position)
             first = host.first_relay(request.rows)
             return Drafted(tree, {name: np.stack([values] * nodes, axis=1) for name, values in first.items()})
@@ -151,26 +154,29 @@ class ReferenceDrafter:
         host.open_row(row)
         host.observe(row, text)
 
-    def _path(self, request: DraftRequest, length: int) -> np.ndarray:
-        """Return the best tokens behind each row's text, one after another, int64 [bs, length]."""
+    def _path(self, request: DraftRequest, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the best tokens behind each row's text, one after another, int64 [bs, length], and the draft's
+        probabilities of them, float32."""
         hashes, tokens = request.root_hashes, request.roots
-        path = []
+        path = np.zeros((len(request.rows), length), np.int64)
+        shares = np.zeros(path.shape, np.float32)
         for depth in range(length):
             right = None if request.runs is None else depth < request.runs
-            tokens = self.draft.top_k(hashes, tokens, 1, 0, right)[0][:, 0]
+            found, likely = self.draft.top_k(hashes, tokens, 1, 0, right)
+            tokens = path[:, depth] = found[:, 0]
+            shares[:, depth] = likely[:, 0]
             hashes = extend_hash(hashes, tokens)
-            path.append(tokens)
-        return np.stack(path, axis=1) if path else np.zeros((len(request.rows), 0), np.int64)
+        return path, shares
 
     # -- a model, a head, or one head per step --------------------------------------------------------------------
 
-    def _model_tree(self, request: DraftRequest) -> VerifyTree:
+    def _model_tree(self, request: DraftRequest) -> Drafted:
         topk, steps, vocab = request.shape.topk, request.shape.steps, self.draft.target.vocab_size
         branches = _Branches(self, request)
         candidates, beam = first_candidates(
             request.relayed["topk_ids"][:, :topk], request.relayed["topk_probabilities"][:, :topk], vocab
         )
-        levels = [candidates]
+        levels, greatest = [candidates], [request.relayed["topk_probabilities"][:, 0]]
         hashes = np.repeat(request.root_hashes[:, None], topk, axis=1)
         for level in range(1, steps):
             hashes = extend_hash(np.take_along_axis(hashes, beam.sources, axis=1), beam.tokens)
@@ -182,10 +188,12 @@ class ReferenceDrafter:
             shape = (len(request.rows), topk, topk)
             candidates, beam = expand_topk(beam, tokens.reshape(shape), probabilities.reshape(shape), vocab)
             levels.append(candidates)
+            greatest.append(probabilities.reshape(shape)[:, 0, 0])
         if topk == 1:
             drafts = np.concatenate([level.tokens for level in levels], axis=1)
-            return build_chain(request.roots, drafts, request.lengths, self.max_position)
-        return build_tree(request.roots, levels, request.lengths, request.shape.nodes, self.max_position)
+            chain = build_chain(request.roots, drafts, request.lengths, self.max_position)
+            return Drafted(chain, confidence=np.stack(greatest, axis=1).astype(np.float32))
+        return Drafted(build_tree(request.roots, levels, request.lengths, request.shape.nodes, self.max_position))
 
     def _head(self, level: int) -> int:
         return level if self.algorithm.drafter is Drafter.HEADS else 0

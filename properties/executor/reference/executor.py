@@ -22,7 +22,16 @@ from ....core.algorithm.algorithm import AlgorithmShape
 from ....core.algorithm.arrival import fill_cells
 from ....core.contract.future_map import FutureMap
 from ....core.contract.request import first_stop_token
-from ....core.contract.step import Arrivals, Join, PrefillResult, PrefillStep, RoundRecord, Step, StepResult
+from ....core.contract.step import (
+    Arrivals,
+    ChosenNodes,
+    Join,
+    PrefillResult,
+    PrefillStep,
+    RoundRecord,
+    Step,
+    StepResult,
+)
 from ....core.draws import request_key
 from ....core.errors import InvariantViolation
 from ....core.scheduler.engine import Engine
@@ -259,10 +268,10 @@ class ReferenceExecutor:
         part = running.step.decode
         states = [self._state(row, epoch) for row, epoch in zip(part.rows.tolist(), part.epochs.tolist(), strict=True)]
         was_over = np.array([state.ended for state in states])
-        final, verified = self.passes.decode_round(part, states, running.decoded.rounds)
+        final, verified, chosen = self.passes.decode_round(part, states, running.decoded.rounds)
         for i in np.flatnonzero(verified.target_failed & ~was_over).tolist():
             self._fail(states[i], int(part.rows[i]), running)
-        self._settle(running, states, was_over, final, verified.accept_lens)
+        self._settle(running, states, was_over, final, verified.accept_lens, chosen)
         self.num_rounds += 1
         self.num_drafted += part.num_verify_tokens - len(states)
         self.num_correct_drafts += int(verified.num_correct_drafts.sum())
@@ -274,6 +283,7 @@ class ReferenceExecutor:
         was_over: np.ndarray,
         final: Finalized,
         accept_lens: np.ndarray,
+        chosen: ChosenNodes | None,
     ) -> None:
         """Find out who ended in this round, and keep what the result will say of it."""
         emitted = final.emitted_tokens
@@ -290,7 +300,7 @@ class ReferenceExecutor:
             ended[i] = state.ended or state.remaining == 0 or (stops[i] >= 0 and kept == cut)
             state.ended = bool(ended[i])
         outputs = as_columns(final.outputs, emitted.shape)
-        running.decoded.add(accept_lens.astype(np.int32), stops, emitted.astype(np.int64), outputs, ended)
+        running.decoded.add(accept_lens.astype(np.int32), stops, emitted.astype(np.int64), outputs, ended, chosen)
 
     # -- answering ------------------------------------------------------------------------------------------------
 

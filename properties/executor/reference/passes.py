@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....core.acceptance.process import AcceptanceProcess
+from ....core.adaptive.survival import acceptance_of, choose_nodes
 from ....core.contract.future_map import FutureMap
 from ....core.contract.hidden import CaptureHiddenMode, ForwardPhase, check_hidden
 from ....core.contract.request import Request
-from ....core.contract.step import DecodeStep
+from ....core.contract.step import ChosenNodes, DecodeStep
 from ....core.draws import request_key
 from ....core.errors import InvariantViolation
 from ....core.tree.build import VerifyTree, shorten_trees
@@ -99,20 +100,24 @@ class ReferencePasses:
 
     # -- one decode round ---------------------------------------------------------------------------------------------
 
-    def decode_round(self, part: DecodeStep, states: list[RowState], rounds_done: int) -> tuple[Finalized, Verified]:
-        """Run one round of a decode step, whose rows have these states, after `rounds_done` rounds of it."""
+    def decode_round(
+        self, part: DecodeStep, states: list[RowState], rounds_done: int
+    ) -> tuple[Finalized, Verified, ChosenNodes | None]:
+        """Run one round of a decode step, whose rows have these states, after `rounds_done` rounds of it. Returns also
+        how many nodes each row verified, if the step leaves that to the device."""
         lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
         self._check_lengths(part, rounds_done, lengths)
         request = self._draft_request(part, states, lengths, relayed)
         drafted = self.drafter.tree(request)
         self._check_tree(part, drafted.tree)
-        drafted = self._shortened(part, drafted)
+        chosen = self._chosen(part, drafted)
+        drafted = self._shortened(part if chosen is None else replace(part, row_nodes=chosen.row_nodes), drafted)
         rows = zip(part.rows.tolist(), lengths.tolist(), strict=True)
         windows = np.stack([self.kv.window(row, length, part.shape.nodes) for row, length in rows])
         hashes = self.kv.write_tree(request.rows, request.lengths, request.root_hashes, drafted.tree, windows)
         final, verified = self._verify(states, request, drafted, hashes, windows)
         self._catch_up(states, request, final, verified.accept_lens)
-        return final, verified
+        return final, verified, chosen
 
     def _check_lengths(self, part: DecodeStep, rounds_done: int, lengths: np.ndarray) -> None:
         most = part.max_seq_lens + rounds_done * self.alloc_len
@@ -169,6 +174,16 @@ class ReferencePasses:
             )
         if tree.positions.size and tree.positions.max() > self.drafter.max_position:
             raise InvariantViolation("STEPS-01", f"position {tree.positions.max()} is past the context")
+
+    def _chosen(self, part: DecodeStep, drafted: Drafted) -> ChosenNodes | None:
+        """Return the nodes that rows verify by the step's budget."""
+        if part.budget is None:
+            return None
+        confidence = drafted.confidence
+        assert confidence is not None, "only chains that a model drafts have a budget"
+        p = acceptance_of(confidence, part.budget.slope, part.budget.biases)
+        most = np.full(len(part.rows), part.shape.nodes) if part.row_nodes is None else part.row_nodes
+        return ChosenNodes(choose_nodes(np.cumprod(p, axis=1), most, part.budget.drafts), confidence)
 
     def _shortened(self, part: DecodeStep, drafted: Drafted) -> Drafted:
         """Return what was drafted, without the nodes that a row does not verify."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from foredraft.core.contract.events import Committed, Planned
-from foredraft.core.contract.step import RoundShape
+from foredraft.core.contract.step import DecodeResult, DraftBudget, MultiStepEnd, RoundShape
 from foredraft.core.errors import ConfigError, InvariantViolation
 from foredraft.core.scheduler.rounds import DecodeRounds, Presence, all_nodes, remaining_nodes
 from foredraft.core.tree.build import build_chain, shorten_trees
@@ -35,6 +35,11 @@ def played(run: Assembly) -> list[Any]:
     events: list[Any] = []
     Simulation(run.scenario, sinks=lambda replica: (events.append,)).run()
     return events
+
+
+def result_of(accept_lens: np.ndarray, **chosen: np.ndarray) -> DecodeResult:
+    ended = np.zeros(accept_lens.shape[1], bool)
+    return DecodeResult(len(accept_lens), accept_lens, None, ended, MultiStepEnd.MAX_ROUNDS, **chosen)
 
 
 def test_rows_near_their_end_verify_no_more_than_they_may_emit():
@@ -90,7 +95,7 @@ def test_a_result_beyond_a_rows_nodes_is_refused():
     ).decode  # fmt: skip
     over = np.full((1, len(decode.rows)), 8, np.int32)
     planned = type("Planned", (), {"decode": decode, "index": decode.rows.astype(int)})()
-    result = type("Result", (), {"accept_lens": over, "rounds": 1, "stop_index": None})()
+    result = result_of(over)
     with pytest.raises(InvariantViolation, match=r"ACCEPT-02.*rows that verify"):
         rounds.count(planned, result, 0, ())
 
@@ -118,7 +123,7 @@ def test_shortened_rows_teach_nothing():
     run = run_with("speculation.verify=remaining")
     decode = next(one.step.decode for one in played(run) if isinstance(one, Committed) and one.step.decode)
     step = replace(decode, rows=np.arange(3, dtype=np.int32), row_nodes=np.array([8, 2, 8], np.int32))
-    result = type("Result", (), {"accept_lens": np.array([[4, 2, 1]], np.int32), "rounds": 1})()
+    result = result_of(np.array([[4, 2, 1]], np.int32))
     rounds.teach_controller(step, result, Presence(everyone, everyone, True))
     assert heard == [[3, 0]]
 
@@ -126,3 +131,39 @@ def test_shortened_rows_teach_nothing():
 def test_an_unknown_rule_is_refused():
     with pytest.raises(ConfigError, match=r"speculation\.verify"):
         run_with("speculation.verify=some")
+
+
+BUDGET = DraftBudget(4, 0.5, (-0.2,) * 7)
+
+
+def planned_by_budget() -> Any:
+    decode = next(one.step.decode for one in played(run_with()) if isinstance(one, Committed) and one.step.decode)
+    step = replace(decode, rows=np.arange(3, dtype=np.int32), row_nodes=np.array([8, 2, 8], np.int32), budget=BUDGET)
+    return type("Planned", (), {"decode": step, "index": step.rows.astype(int)})()
+
+
+def test_a_budget_bounds_the_pass():
+    step = planned_by_budget().decode
+    assert step.num_verify_tokens == 3 + 4
+    assert replace(step, budget=replace(BUDGET, drafts=100)).num_verify_tokens == 18
+    assert replace(step, row_nodes=None, budget=replace(BUDGET, drafts=100)).num_verify_tokens == 24
+
+
+@pytest.mark.parametrize(
+    ("nodes", "depth", "message"),
+    [
+        ([3, 2, 3], 7, "DRAFT-02"),
+        ([2, 3, 2], 7, "DRAFT-03"),
+        ([0, 2, 2], 7, "DRAFT-03"),
+        ([3, 2, 2], 6, "DRAFT-02.*confidences of shape"),
+        (None, 7, "DRAFT-02"),
+    ],
+)
+def test_a_device_that_verifies_what_it_was_not_given_is_refused(nodes: list[int] | None, depth: int, message: str):
+    rounds = run_with().make_engine(lambda event: None, named_slots=False).rounds
+    chosen: dict[str, np.ndarray] = {"confidence": np.full((1, 3, depth), 0.5, np.float32)}
+    if nodes is not None:
+        chosen["row_nodes"] = np.array([nodes], np.int32)
+    result = result_of(np.ones((1, 3), np.int32), **chosen)
+    with pytest.raises(InvariantViolation, match=message):
+        rounds.count(planned_by_budget(), result, 0, ())
