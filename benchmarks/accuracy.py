@@ -16,6 +16,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -248,6 +249,7 @@ def main() -> None:
         write_drafted(arguments.workers)
         write_speedups()
         write_unseen(arguments.workers)
+        print(f"{sum(os.times()[:4]):,.0f} CPU seconds", file=sys.stderr)
     rows = rows_of_points()
     text, lines = document(rows)
     TABLE.write_text(text, encoding="utf-8")

@@ -20,6 +20,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
@@ -62,17 +63,41 @@ PLACE = Place._fields[:-1]
 @dataclass(frozen=True, slots=True)
 class PointJob:
     """A simulation to make: a point, the source of the times of passes, and whether the times of the launch are those
-    that were fitted without this point's model or draft shape."""
+    that were fitted without this point's model or draft shape. Of a disaggregated run its engines, else 0 and None."""
 
     point: Point
     kernels: str
     left_out: bool = False
+    engines: int = 0
+    prefill: Layout | None = None
+    prefill_engines: int = 0
+
+    @classmethod
+    def of(cls, point: Point, kernels: str, left_out: bool = False) -> PointJob:
+        """Return the job of a point. Points that differ by what was measured, or by names alone, have one job."""
+        kind = {name: getattr(point, name) and 1.0 for name in ("tokens_per_s", "tpot_ms")}
+        return cls(replace(point, dataset="", text="", draft="", ttft_ms=None, **kind), kernels, left_out)
+
+    @classmethod
+    def served(cls, served: ServedPoint, kernels: str) -> PointJob:
+        """Return the job of a point without drafts."""
+        own = cls.of(served.point, kernels)
+        return replace(own, engines=served.engines, prefill=served.prefill, prefill_engines=served.prefill_engines)
 
     @property
     def key(self) -> str:
         profile = repr(PROFILES[self.point.server])
-        text = json.dumps([asdict(self.point), self.kernels, self.times(), profile], sort_keys=True)
+        text = json.dumps([asdict(self), self.times(), profile], sort_keys=True)
         return hashlib.sha256((_sources() + text).encode()).hexdigest()[:24]
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """What the tables of kernels of a job are of, so that one process makes them: jobs of one value follow one
+        another."""
+        point = self.point
+        parallel = (point.tensor_parallel, point.attention_data_parallel, point.expert_parallel, self.prefill)
+        names = (point.gpu, point.server, point.model, point.weight_dtype, point.kv_dtype, self.kernels, *parallel)
+        return tuple(map(str, names))
 
     def times(self) -> dict[str, float]:
         """Return the times of the launch that fit_servers.py found without this point's model or draft shape."""
@@ -102,6 +127,9 @@ def _sources() -> str:
 def run(job: PointJob) -> dict[str, Any]:
     """Simulate a job. Returns its times, or the message of what cannot be simulated."""
     try:
+        if job.engines:
+            first_ms, token_ms = split_times(job)
+            return {"ms": token_ms, "ttft_ms": first_ms}
         with profile_with(job.point.server, **job.times()):
             measured = job.point.measured(run_scenario(job.point.scenario(job.kernels), {}))
     except ForedraftError as error:
@@ -109,26 +137,41 @@ def run(job: PointJob) -> dict[str, Any]:
     return {"ms": measured.token_ms, "ttft_ms": measured.first_token_ms}
 
 
-def outcomes(jobs: Sequence[PointJob], workers: int) -> dict[PointJob, dict[str, Any]]:
-    """Return the result of every job, from the cache or simulated by `workers` processes."""
-    folder = cache_folder("accuracy")
-    folder.mkdir(parents=True, exist_ok=True)
-    found: dict[PointJob, dict[str, Any]] = {}
+def _run_and_keep(jobs: Sequence[PointJob]) -> list[dict[str, Any]]:
+    """Simulate jobs one after another, and keep each result at once."""
+    found = []
     for job in jobs:
-        path = folder / f"{job.key}.json"
-        if path.is_file():
-            found[job] = json.loads(path.read_text(encoding="utf-8"))
-    missing = [job for job in jobs if job not in found]
+        path = _kept(job)
+        found.append(run(job))
+        partial = path.with_name(f".{job.key}.{os.getpid()}")
+        partial.write_text(json.dumps(found[-1]), encoding="utf-8")
+        partial.replace(path)
+    return found
+
+
+def _kept(job: PointJob) -> Path:
+    return cache_folder("accuracy") / f"{job.key}.json"
+
+
+def outcomes(jobs: Iterable[PointJob], workers: int) -> dict[PointJob, dict[str, Any]]:
+    """Return the result of every job, from the cache or simulated by `workers` processes."""
+    cache_folder("accuracy").mkdir(parents=True, exist_ok=True)
+    found: dict[PointJob, dict[str, Any]] = {}
+    missing: dict[tuple[str, ...], list[PointJob]] = {}
+    for job in dict.fromkeys(jobs):
+        if _kept(job).is_file():
+            found[job] = json.loads(_kept(job).read_text(encoding="utf-8"))
+        else:
+            missing.setdefault(job.tables, []).append(job)
+    count, began = sum(map(len, missing.values())), time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
-        pending = {pool.submit(run, job): job for job in missing}
-        for count, future in enumerate(as_completed(pending), 1):
-            job = pending[future]
-            found[job] = future.result()
-            partial = folder / f".{job.key}.{os.getpid()}"
-            partial.write_text(json.dumps(found[job]), encoding="utf-8")
-            partial.replace(folder / f"{job.key}.json")
-            if count % 25 == 0 or count == len(missing):
-                print(f"{count:,} of {len(missing):,} simulations", file=sys.stderr, flush=True)
+        pending = {pool.submit(_run_and_keep, own): own for own in sorted(missing.values(), key=len, reverse=True)}
+        for future in as_completed(pending):
+            own = pending.pop(future)
+            found |= zip(own, future.result(), strict=True)
+            left = sum(map(len, pending.values()))
+            words = f"{count - left:,} of {count:,} simulations in {time.monotonic() - began:,.0f} s"
+            print(words, file=sys.stderr, flush=True)
     return found
 
 
@@ -153,17 +196,17 @@ def specbundle_points() -> list[ServedPoint]:
     ]
 
 
-def split_times(served: ServedPoint, kernels: str) -> tuple[float, float]:
+def split_times(job: PointJob) -> tuple[float, float]:
     """Return the times to the first token and per output token of a disaggregated run, in ms.
 
     The engines that decode have no prompts. Requests are a closed network of prompts, which the prefill engines compute
     one after another, and decoding, whose time depends on the rows of an engine.
     """
-    point, prefill = served.point, served.prefill
-    assert prefill is not None, f"{served.id} is not disaggregated"
-    rows = math.ceil(point.concurrency / served.engines)
+    point, prefill = job.point, job.prefill
+    assert prefill is not None, f"{point.model} is not disaggregated"
+    rows = math.ceil(point.concurrency / job.engines)
     prompt, output = round(point.mean(point.prompt)), point.mean(point.output)
-    decoding = _cost(replace(point, concurrency=rows), kernels)
+    decoding = _cost(replace(point, concurrency=rows), job.kernels)
     own = replace(
         point,
         tensor_parallel=prefill.tensor,
@@ -171,12 +214,12 @@ def split_times(served: ServedPoint, kernels: str) -> tuple[float, float]:
         expert_parallel=prefill.expert,
         concurrency=prefill.data,
     )
-    prompt_ns = _cost(own, kernels).step_ns([(prompt, 0)] * prefill.data) / prefill.data
+    prompt_ns = _cost(own, job.kernels).step_ns([(prompt, 0)] * prefill.data) / prefill.data
     token_ns, first_ns = 0.0, float(prompt_ns)
     for _ in range(STEADY_ROUNDS):
         token_ns = decoding.decode_ns(max(rows, 1), PLAIN_ROUND, round(rows * (prompt + output / 2)))
-        rate = min(served.prefill_engines / prompt_ns, point.concurrency / (prompt_ns + output * token_ns))
-        rows = max(1, round(rate * output * token_ns / served.engines))
+        rate = min(job.prefill_engines / prompt_ns, point.concurrency / (prompt_ns + output * token_ns))
+        rows = max(1, round(rate * output * token_ns / job.engines))
         first_ns = point.concurrency / rate - output * token_ns
     return max(first_ns, prompt_ns) / 1e6, token_ns / 1e6
 
@@ -208,23 +251,15 @@ def simulated(points: Sequence[ServedPoint], workers: int) -> Iterator[tuple[Ser
 
     What has no measured kernels is simulated with the roofline. Points that cannot be simulated are left out.
     """
-    whole = [item for item in points if not item.engines]
-    found = outcomes([PointJob(item.point, MEASURED) for item in whole], workers)
-    failed = [item for item in whole if "failure" in found[PointJob(item.point, MEASURED)]]
-    sample = roofline_sample([item for item in whole if item not in failed])
-    found |= outcomes([PointJob(item.point, ROOFLINE) for item in [*failed, *sample]], workers)
-    for kernels, items in ((MEASURED, whole), (ROOFLINE, [*failed, *sample])):
+    found = outcomes([PointJob.served(item, MEASURED) for item in points], workers)
+    failed = [item for item in points if "failure" in found[PointJob.served(item, MEASURED)]]
+    by_roofline = [*failed, *roofline_sample([item for item in points if item not in failed])]
+    found |= outcomes([PointJob.served(item, ROOFLINE) for item in by_roofline], workers)
+    for kernels, items in ((MEASURED, points), (ROOFLINE, by_roofline)):
         for item in items:
-            result = found[PointJob(item.point, kernels)]
+            result = found[PointJob.served(item, kernels)]
             if "failure" not in result:
                 yield item, kernels, result["ttft_ms"], result["ms"]
-    for item in points:
-        for kernels in KERNELS if item.engines else ():
-            try:
-                yield item, kernels, *split_times(item, kernels)
-                break
-            except ForedraftError:
-                continue
 
 
 def place(point: Point, layout: Layout, words: str = "") -> Place:
@@ -255,10 +290,10 @@ def write_serving(points: Sequence[ServedPoint], workers: int) -> None:
 def write_drafted(workers: int) -> None:
     """Simulate the points of rounds.csv, and those of unseen.csv whose host is not slow, and write drafted.csv."""
     points = [*round_points(), *(point for point in unseen_points() if point.is_pinned)]
-    jobs = [(kernels, _with_drafts(point, kernels)) for kernels in KERNELS for point in points]
-    found, rows = outcomes([job for _, job in jobs], workers), []
-    for kernels, job in jobs:
-        point, result = job.point, found[job]
+    jobs = [(kernels, point, _with_drafts(point, kernels)) for kernels in KERNELS for point in points]
+    found, rows = outcomes([job for *_, job in jobs], workers), []
+    for kernels, point, job in jobs:
+        result = found[job]
         if "failure" not in result:
             cells = (point.dataset, point.text, point.algorithm, point.draft, point.shape)
             where = place(point, Layout(point.tensor_parallel, 1, 1))
@@ -270,7 +305,7 @@ def write_drafted(workers: int) -> None:
 def _with_drafts(point: Point, kernels: str) -> PointJob:
     """Return the job of a point of rounds.csv or unseen.csv. Where the database has no kernels of a draft, the roofline
     prices it."""
-    return PointJob(point, "auto" if point.is_pinned and kernels == MEASURED else kernels, left_out=True)
+    return PointJob.of(point, "auto" if point.is_pinned and kernels == MEASURED else kernels, left_out=True)
 
 
 def write_speedups() -> None:
@@ -287,7 +322,7 @@ def write_unseen(workers: int) -> None:
     has no kernels of a draft, the roofline prices it."""
     sources = {MEASURED: "auto", ROOFLINE: ROOFLINE}
     jobs = {
-        (point, kernels): PointJob(point, source) for point in unseen_points() for kernels, source in sources.items()
+        (point, kernels): PointJob.of(point, source) for point in unseen_points() for kernels, source in sources.items()
     }
     found, rows = outcomes(list(jobs.values()), workers), read_rows("unseen.csv")
     for row, point in zip(rows, unseen_points(), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +43,7 @@ from ..cost.draft import (
     parallel_eagle,
     standalone,
 )
+from ..cost.measured.database import shape_of_text
 from ..cost.measured.model_files import find_model_files
 from ..scenario import Scenario
 from ..scenario_file import SCENARIO
@@ -52,7 +54,10 @@ def model_shape(name: str, key: str) -> ModelShape:
     (`sim/cost/measured/model_files.py`). Raises a ForedraftError; `key` is the scenario's key in it."""
     try:
         found = _config(name)
-        return lookup_model(name) if found is None else read_model_shape(*found)
+        if found is None:
+            return lookup_model(name)
+        config, source, shown = found
+        return shape_of_text(json.dumps(config), source, shown)
     except UnknownModel as error:
         raise ConfigError.of(SCENARIO, key, str(error)) from None
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -156,12 +157,12 @@ def question(
     config = dict(shape.config)
     config["architectures"] = config.get("architectures") or [ARCHITECTURES[shape.family]]
     try:
-        own = read_model_shape(config, shape.source, shape.name, is_whole=False)
+        own = shape_of_text(json.dumps(config), shape.source, shape.name, is_whole=False)
     except ConfigError:  # entries of the quantization name layers of the whole model, of which this is one
         config["quantization_config"] = {
             key: value for key, value in config["quantization_config"].items() if not isinstance(value, list)
         }
-        own = read_model_shape(config, shape.source, shape.name, is_whole=False)
+        own = shape_of_text(json.dumps(config), shape.source, shape.name, is_whole=False)
     if (own.weight_dtype, own.attention_dtype, own.mlp_dtype) == (
         shape.weight_dtype,
         shape.attention_dtype,
@@ -169,6 +170,13 @@ def question(
     ):
         return config, options
     return _without_quantization(config), options | _weights(shape, server)
+
+
+@lru_cache(maxsize=32)
+def shape_of_text(config: str, source: str, name: str, *, is_whole: bool = True) -> ModelShape:
+    """Read the shape of a `config.json`, as `read_model_shape` does, once for all runs of this process: to resolve the
+    names of a quantization takes as long as a short simulation."""
+    return read_model_shape(json.loads(config), source, name, is_whole=is_whole)
 
 
 def _weights(shape: ModelShape, server: str) -> dict[str, str]:
