@@ -110,6 +110,7 @@ class Point:
     mode: str | None = None  # of scheduling; None: the server's own
     poll_steps: int = 1  # decode steps between two looks of the server at its queue
     batch_wait_rounds: int = 0  # rounds for which new requests wait for more of them
+    prefix_cache: bool = True
     requests: int | None = None  # None: TURNS of each client
     is_pinned: bool = False  # whether the server drew accepted drafts independently, with this mean
 
@@ -166,6 +167,8 @@ class Point:
                 engine[key] = getattr(self, key)
         if self.chunk_size is not None and PROFILES[self.server].has_one_budget:
             engine["max_step_tokens"] = self.chunk_size
+        if not self.prefix_cache:
+            engine["prefix_cache"] = False
         if self.batch_wait_rounds:
             engine |= {"batch_wait_rounds": self.batch_wait_rounds, "batch_wait_tokens": BATCH_WAIT_TOKENS}
         if self.poll_steps > 1:

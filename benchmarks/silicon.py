@@ -46,6 +46,7 @@ SERVERS = {"sglang": "sglang-0.5", "vllm": "vllm-0.18", "trtllm": "trtllm-1.x"}
 INFERENCEX, OWN = (0.8, 1.0), (1.0, 1.0)
 """Shortest and longest length of a request, as shares of the named one, by the scripts of the two sources."""
 
+LEAST_WIDE = 16
 SPARE_TOKENS = 1500
 """What a step has room for beside one prompt in the runs of the package's authors."""
 BLOCKS = "FP8 in blocks"
@@ -186,6 +187,7 @@ def _served(copies: list[dict[str, str]]) -> ServedPoint | Refusal:
             reserved_fraction=float(flags["reserved_fraction"]) if flags["reserved_fraction"] else None,
             poll_steps=int(flags["poll_steps_from_16" if clients >= 16 else "poll_steps"]),
             batch_wait_rounds=int(flags["batch_wait_rounds"]),
+            prefix_cache=flags["prefix_cache"] != "off",
         )
     return ServedPoint(
         id=row["id"],
@@ -255,7 +257,9 @@ def _layout(row: Mapping[str, str], role: str, is_inferencex: bool) -> Layout | 
     """Return the parallelism of a row; None if its numbers contradict each other.
 
     Two copies of InferenceX's rows multiply the tensor parallelism by that of the experts: "64" is 8 times 8, on eight
-    devices. MiniMax in FP8 with eight devices has whole experts on each: 192 columns are not blocks of 128.
+    devices. MiniMax in FP8 with eight devices has whole experts on each: 192 columns are not blocks of 128. SGLang
+    makes its expert parallelism as large as the deployment where experts exchange tokens by all-to-all, whatever was
+    asked for: with 16 groups or more they do (assumption).
     """
     names = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     tensor, data, expert_tensor, expert = (max(1, int(row[role + name] or 1)) for name in names)
@@ -266,6 +270,8 @@ def _layout(row: Mapping[str, str], role: str, is_inferencex: bool) -> Layout | 
             tensor //= expert
     elif is_inferencex and row["backend"] == "vllm" and data > 1 and expert == tensor * data:
         data, expert = 1, tensor
+    elif is_inferencex and row["backend"] == "sglang" and data >= LEAST_WIDE and expert == 1:
+        expert = tensor * data
     if "MiniMax" in row["model_path"] and row["precision"] == "fp8" and tensor == 8:
         expert = 8
     if (tensor * data) % expert or (not is_inferencex and expert_tensor * expert > tensor * data > 0 and expert > 1):

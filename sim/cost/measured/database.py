@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata, util
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ....core.errors import ConfigError, ForedraftError
@@ -252,16 +253,20 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def compiled(config: Mapping[str, Any], options: Mapping[str, Any], system: str, server: str) -> Any:
+def compiled(
+    config: Mapping[str, Any],
+    options: Mapping[str, Any],
+    system: str,
+    server: str,
+    graph: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """Return the database's handle of a model, which it wants as a folder with a `config.json`; it can price a decode
-    pass and a prompt.
+    pass and a prompt. `graph`: see `_handle`.
 
     Raises NotMeasured with the database's reason.
     """
     with _silent():
         try:
-            from aiconfigurator_core.sdk.engine import EngineHandle
-
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
                 beside = config.get("quantization_config") or {}
@@ -272,16 +277,75 @@ def compiled(config: Mapping[str, Any], options: Mapping[str, Any], system: str,
                 # otherwise. Where the database has no such kernel for the model, whatever error says so, it takes the
                 # one that it has.
                 try:
-                    handle = EngineHandle.compile(folder, system, server, fmha_quant_mode="bfloat16", **options)
+                    handle = _handle(folder, system, server, {**options, "fmha_quant_mode": "bfloat16"}, graph)
                     _price_once(handle)
                 except Exception:
-                    handle = EngineHandle.compile(folder, system, server, **options)
+                    handle = _handle(folder, system, server, options, graph)
                     _price_once(handle)
                 return handle
         except Exception as error:  # any error of the package means that it cannot price this
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             first = first.replace("perf database error: ", "").partition(" at /")[0]
             raise NotMeasured(first[:240]) from error
+
+
+WIDE_SYSTEMS, LEAST_WIDE = ("gb200", "gb300"), 8
+"""Racks that NVLink spans, and the fewest expert ranks of a wide deployment: more than a tray of four."""
+_COPIED_SLOTS = 288
+"""Places for the 256 experts of DeepSeek-V3 in wide deployments: 32 popular ones have a copy."""
+
+
+class WideExperts:
+    """The database's handle of a model whose decode passes take the routed experts from another handle."""
+
+    def __init__(self, own: Any, experts: Any) -> None:
+        self._own, self._experts, self._engine = own, experts, own._engine
+
+    def decode_step_per_op(self, rows: int, context: int, output: int) -> list[tuple[Any, ...]]:
+        """Return the operations of a decode pass with their times, as the database's handle does."""
+        passes = [handle.decode_step_per_op(rows, context, output) for handle in (self._own, self._experts)]
+        return [
+            one for found, are in zip(passes, (False, True), strict=True) for one in found if ("moe" in one[0]) == are
+        ]
+
+
+def wide_experts(config: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """Return the handle that prices decode passes of experts spread over a rack, each rank with its own requests.
+
+    Servers copy popular experts there and exchange tokens by all-to-all over NVLink, where the usual graph has uneven
+    experts without copies. The database timed both on GB200 under TensorRT-LLM in NVFP4, which stands for GB300, for
+    other servers and for FP8. Raises NotMeasured.
+    """
+    asked = {name: value for name, value in options.items() if name != "moe_quant_mode"}
+    graph = {
+        "moe_comm_backend": dict.fromkeys(("context", "generation"), "nvlink_two_sided"),
+        "num_gpus_per_node": 4,  # of a tray, as the table of exchanges counts nodes
+        "enable_eplb": True,
+        "wideep_num_slots": _COPIED_SLOTS,
+    }
+    return compiled(config, asked | {"moe_quant_mode": "nvfp4"}, WIDE_SYSTEMS[0], "trtllm", graph)
+
+
+def _handle(folder: str, system: str, server: str, options: Mapping[str, Any], graph: Mapping[str, Any]) -> Any:
+    """Return the database's handle of the model in a folder. `graph`: fields of its configuration that choose another
+    graph of operations, which its own function to compile does not take."""
+    from aiconfigurator_core.sdk import engine
+
+    original = engine.build_model_config
+
+    def build(**given: Any) -> Any:
+        found = original(**given)
+        for name, value in (graph | {"system": system}).items():
+            setattr(found, name, value)
+        return found
+
+    if not graph:
+        return engine.EngineHandle.compile(folder, system, server, **options)
+    engine.build_model_config = build
+    try:
+        return engine.EngineHandle.compile(folder, system, server, **options)
+    finally:
+        engine.build_model_config = original
 
 
 def _price_once(handle: Any) -> None:

@@ -27,7 +27,18 @@ import numpy as np
 from ....core.model_shape import Attention, ModelShape
 from ..hardware import Parallelism
 from ..measured import database
-from .database import SERVERS, NotMeasured, check_known, package_version, question, refusal
+from .database import (
+    LEAST_WIDE,
+    SERVERS,
+    WIDE_SYSTEMS,
+    NotMeasured,
+    WideExperts,
+    check_known,
+    package_version,
+    question,
+    refusal,
+    wide_experts,
+)
 
 MEASURED = ("silicon", "mixed")  # the database's words for a table, and for points between those of a table
 COMPARED_ROWS = (1, 8, 32)
@@ -60,8 +71,8 @@ SLOW, FLAT = 3.0, 2.0
 """A product has the host's launches in its time if it takes more than SLOW times as long as under the other servers for
 one token, and for tens of tokens less than FLAT times as long as for one."""
 TIMED_WITH_LAUNCHES = ("vllm",)
-"""The servers of which the database timed products so: in its tables of 90 models under the others there is none. To
-ask for the same model under other servers takes twice as long as all else."""
+"""The servers of which the database timed products so: 91 tables of the others have none. To ask for the same model
+under two other servers takes twice as long as all else."""
 _PRODUCTS = ("gemm", "overlap")  # in names of operations: matrix products, and parts of a pass that overlap some
 
 
@@ -195,16 +206,22 @@ def measured_tables(
     system = check_known(gpu, server, parallel)
     version = package_version()
     config, options = question(shape, system, server, parallel)
-    text = json.dumps([TABLE_VERSION, version, config, options, system, server], sort_keys=True)
+    is_wide = system in WIDE_SYSTEMS and parallel.data > 1 and parallel.devices == parallel.expert >= LEAST_WIDE
+    asked = [TABLE_VERSION, version, config, options, system, server, *(["copies of experts"] if is_wide else [])]
+    text = json.dumps(asked, sort_keys=True)
     identity = hashlib.sha256(text.encode()).hexdigest()
     path = cache_folder("kernels") / f"{identity[:24]}.npz"
     tables = _load(path, identity)
     if tables is None:
         try:
             own = database.compiled(config, options, system, server)
+            if is_wide:
+                with suppress(NotMeasured):  # of another model's sizes
+                    own = WideExperts(own, wide_experts(config, options))
             others = _other_handles(shape, system, server, parallel) if server in TIMED_WITH_LAUNCHES else []
             operations = PricedOperations(own, others)
-            source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}"
+            experts = ", experts with copies under trtllm" if isinstance(own, WideExperts) else ""
+            source = f"{database.PACKAGE} {version}: {shape.name} on {system}, {server}, {parallel}{experts}"
             has_head_norms = any(getattr(mixer, "qk_norm", False) for mixer, _ in shape.mixers)
             has_verify = all(isinstance(mixer, Attention) for mixer, _ in shape.mixers)
             found = replace(

@@ -125,6 +125,41 @@ def test_products_that_were_timed_with_the_hosts_launches_take_what_they_take_un
     assert alone.layers[0] == 400e3, "without another server nothing shows which part is a launch"
 
 
+def test_experts_that_are_spread_over_a_rack_have_copies_and_exchange_tokens(tmp_path, monkeypatch):
+    asked = []
+
+    def compiled(_config, options, system, server, graph=None):
+        asked.append((system, server, bool(graph)))
+        if graph and options["moe_quant_mode"] == "nvfp4" and graph["enable_eplb"]:
+            return Handle({"qkv_gemm": 1.0, "moe_overlap": 50.0, "moe_reduce_add": 2.0})
+        return Handle({"qkv_gemm": 4.0, "moe_overlap": 500.0})
+
+    monkeypatch.setenv("FOREDRAFT_CACHE", str(tmp_path))
+    monkeypatch.setattr(tables, "package_version", lambda: "9.9")
+    monkeypatch.setattr(database, "compiled", compiled)
+    wide, narrow, one_node = (
+        measured_tables(SHAPE, gpu, "sglang", Parallelism(1, ranks, ranks, 72))
+        for gpu, ranks in (("GB300", 32), ("GB300", 4), ("B200", 8))
+    )
+    assert (
+        wide.experts[0] == 52e3 and wide.layers[0] == 4e3 and wide.source.endswith("experts with copies under trtllm")
+    )
+    assert narrow.experts[0] == one_node.experts[0] == 500e3
+    assert asked == [
+        ("gb300", "sglang", False),
+        ("gb200", "trtllm", True),
+        ("gb300", "sglang", False),
+        ("b200_sxm", "sglang", False),
+    ]
+    monkeypatch.setattr(tables, "wide_experts", refuse)
+    other = measured_tables(SHAPE, "GB200", "sglang", Parallelism(1, 32, 32, 72))
+    assert other.experts[0] == 500e3, "sizes that were not timed so keep the usual graph"
+
+
+def refuse(*_given):
+    raise NotMeasured("no such sizes")
+
+
 def test_tensorrt_llm_computes_mxfp4_experts_on_blackwell_with_activations_of_8_bits():
     shape = read_model_shape(GPT_OSS, "config.json", "gpt-oss-120b")
 
@@ -243,18 +278,18 @@ def test_tables_are_kept_and_a_damaged_file_is_made_again(tmp_path, monkeypatch)
     monkeypatch.setattr(tables, "_query", lambda *given: made_up_tables())
     first = measured_tables(SHAPE, "H200", "sglang", 1)
     again = measured_tables(SHAPE, "H200", "sglang", 1)
-    assert len(asked) == 3 and again.provenance == first.provenance
+    assert len(asked) == 1 and again.provenance == first.provenance
     assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in tables._ARRAYS)
     measured_tables(SHAPE, "H200", "sglang", 2)
-    assert len(asked) == 6  # another parallelism has tables of its own
+    assert len(asked) == 2  # another parallelism has tables of its own
     for file in (tmp_path / "kernels").iterdir():
         file.write_bytes(file.read_bytes()[:100])
     measured_tables(SHAPE, "H200", "sglang", 1)
-    assert len(asked) == 9
+    assert len(asked) == 3
     for count, damage in enumerate((wrong_version_of_zip, wrong_header_of_array, with_hole, with_missing_row), 4):
         damage(max((tmp_path / "kernels").iterdir(), key=lambda file: file.stat().st_size))
         again = measured_tables(SHAPE, "H200", "sglang", 1)
-        assert len(asked) == 3 * count
+        assert len(asked) == count
         assert all(np.array_equal(getattr(first, name), getattr(again, name)) for name in tables._ARRAYS)
 
 

@@ -49,6 +49,7 @@ def read(silicon, tmp_path):
         ({"backend": "sglang", "tp_size": "64", "moe_tp_size": "8", "moe_ep_size": "8"}, (8, 1, 8)),  # written twice
         ({"backend": "trtllm", "tp_size": "1", "attention_dp_size": "16", "moe_ep_size": "4"}, (1, 4, 4)),
         ({"attention_dp_size": "4", "moe_tp_size": "1", "moe_ep_size": "16"}, (4, 1, 4)),
+        ({"backend": "sglang", "tp_size": "1", "moe_tp_size": "8", "attention_dp_size": "8"}, (1, 8, 1)),
         ({"tp_size": "8", "moe_tp_size": "8"}, (8, 1, 8)),  # MiniMax in FP8: whole experts
         ({"tp_size": "8", "moe_tp_size": "8", "precision": "fp4"}, (8, 1, 1)),
     ],
@@ -103,10 +104,29 @@ def test_copies_of_a_run_are_one_point_with_the_clearest_label(silicon, read):
     assert refused[silicon.Refusal.COPY] == 1
 
 
+def test_the_prefix_cache_is_off_where_the_script_says_so(read):
+    other = {"backend": "sglang", "model_path": "deepseek-ai/DeepSeek-R1"}
+    points, _ = read(other | {"model_path": "Qwen/Qwen3.5-397B-A17B", "system": "b200_sxm", "precision": "bf16"}, other)
+    engines = [served.point.scenario("measured")["engine"] for served in points]
+    assert [engine.get("prefix_cache", True) for engine in engines] == [False, True]
+
+
+def test_points_that_differ_by_what_was_measured_share_a_simulation(read, monkeypatch):
+    simulated = importlib.import_module("simulated")
+    points, _ = read({}, {"silicon_ttft_ms": "90.0"}, {"osl": "1024"})
+    first, again, other = (simulated.PointJob.served(served, "measured") for served in points)
+    assert first == again != other
+    assert first.point.scenario("measured") == points[0].point.scenario("measured") | {"name": ""}
+
+
 def test_engines_of_a_disaggregated_run(read):
     split = {"mode": "disagg", "prefill_tp_size": "4", "prefill_num_workers": "1", "decode_tp_size": "8"}
     ((served,), _) = read(split | {"decode_num_workers": "3"})
     assert (served.layout.tensor, served.engines, served.prefill.tensor, served.prefill_engines) == (8, 3, 4, 1)
+    groups = {"decode_tp_size": "1", "decode_attention_dp_size": "32", "decode_moe_tp_size": "32"}
+    wide = {"backend": "sglang", "decode_num_workers": "1", "model_path": "deepseek-ai/DeepSeek-R1"} | groups
+    ((served,), _) = read(split | wide)
+    assert (served.layout.data, served.layout.expert) == (32, 32), "experts exchange tokens by all-to-all"
 
 
 def test_lengths_are_those_of_the_sources_script(read):
