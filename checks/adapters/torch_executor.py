@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from ...gpu.executor.build import build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
 from ...gpu.executor.parts import ExecutorOptions
+from ...gpu.executor.round import nodes_of
 from ...gpu.executor.shaping import paths_of
 from ...gpu.kernels.rounds.build_tree import shorten_rows
 from ...gpu.models.decoder import Decoder
@@ -38,7 +40,16 @@ from ...gpu.session.devices import ops_for, resolve_device
 from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
-from .dense_drafting import DenseHead, DenseHeads, DenseModel, PlainRecurrence, Shape, dense_block, dense_tree
+from .dense_drafting import (
+    DenseHead,
+    DenseHeads,
+    DenseModel,
+    DenseProposal,
+    PlainRecurrence,
+    Shape,
+    dense_block,
+    dense_tree,
+)
 from .torch_models import (
     DRAFT_HIDDEN,
     HIDDEN,
@@ -100,6 +111,7 @@ class CheckedExecutor(WrappedExecutor):
     capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
         *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts", "parking", "lengths"),
+        *("budgets", "confidences"),
     )
     parts: tuple[str, ...] = ("accepted paths in rings", "experts", RUNNING_TEXT)
 
@@ -148,7 +160,8 @@ class CheckedExecutor(WrappedExecutor):
             runner.enqueue = partial(self._note_states, runner.enqueue)
 
     def _propose(self, propose: Callable[..., DeviceTree], *arguments: Any) -> DeviceTree:
-        tree, lengths = propose(*arguments), arguments[0].row_nodes
+        tree = propose(*arguments)
+        lengths = nodes_of(arguments[0], tree)
         kept = tree if lengths is None else shorten_rows(tree, lengths)
         trees = zip(kept.tokens.tolist(), kept.parents.tolist(), strict=True)
         self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
@@ -241,24 +254,38 @@ class CheckedExecutor(WrappedExecutor):
         return [RecurrentState(int(lengths[row]), values[row].cpu().numpy()) for row in rows]
 
     def drafted(self, text: Sequence[int], steps: int, topk: int, num_draft_tokens: int, noise: int) -> Drafts | None:
-        target, draft = self.models
-        drafter = self.executor.algorithm.drafter
-        if drafter is Drafter.LOOKUP:
+        if self.executor.algorithm.drafter is Drafter.LOOKUP:
             if self.executor.algorithm.name != "NGRAM":
                 return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
-        if drafter is Drafter.HEADS and self.config.prefix_cache:
-            return None  # behind a cached prefix nothing is known of what the heads said at its end
+        target, draft = self.models
         if isinstance(draft, BlockHead):
             with torch.no_grad():
-                return {
-                    tuple(drafts[: n + 1]) for drafts in [dense_block(draft, target, text, steps)] for n in range(steps)
-                }
+                drafts = dense_block(draft, target, text, steps)[: num_draft_tokens - 1]
+            return {tuple(drafts[: n + 1]) for n in range(len(drafts))}
+        dense = self._dense(text, Shape(steps, topk, num_draft_tokens, self.config.context_len - 1), noise)
+        return None if dense is None else _drafts(dense.tree.tokens.tolist(), dense.tree.parents[0].tolist())
+
+    def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
+        if self.executor.algorithm.drafter is Drafter.LOOKUP or isinstance(self.models[1], BlockHead):
+            return None
+        shape = Shape(steps, 1, steps + 1, self.config.context_len - 1)
+        found = [self._dense(text, shape, noise) for noise in range(3)]
+        first = found[0]
+        # Of nearly equal candidates either may have been drafted, and other confidences follow.
+        if first is None or any(one is None or (one.tree.tokens != first.tree.tokens).any() for one in found):
+            return None
+        survival = [1.0, *(float(level.scores[0, 0]) for level in first.levels)]
+        return [own / before for before, own in pairwise(survival)]
+
+    def _dense(self, text: Sequence[int], shape: Shape, noise: int) -> DenseProposal | None:
+        """Return what the draft proposes behind a text, computed without a pool; None if more than the text decides."""
+        (target, draft), drafter = self.models, self.executor.algorithm.drafter
+        if drafter is Drafter.HEADS and self.config.prefix_cache:
+            return None  # behind a cached prefix nothing is known of what the heads said at its end
         dense = DENSE[drafter](*((draft,) if drafter is Drafter.MODEL else (draft, target)), noise)
         with torch.no_grad():
-            shape = Shape(steps, topk, num_draft_tokens, self.config.context_len - 1)
-            tree = dense_tree(dense, text, shape, topk).tree
-        return _drafts(tree.tokens.tolist(), tree.parents[0].tolist())
+            return dense_tree(dense, text, shape, shape.topk)
 
 
 class SuiteMatcher:

@@ -25,6 +25,7 @@ class GraphKey(NamedTuple):
     shape: RoundShape  # as it is computed
     batch_size: int
     num_tokens: int | None = None  # of a packed pass of the target; None: all rows verify all nodes
+    has_budget: bool = False  # the device chooses the nodes of rows
 
     def packed(self, num_tokens: int) -> GraphKey:
         """Return the key of the graph of rounds with so many nodes in all, of rows of unequal lengths: a quarter of

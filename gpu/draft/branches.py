@@ -13,7 +13,7 @@ The leaves of the last step are never run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -174,19 +174,24 @@ class BranchDraft(Draft):
         if hidden is not None:
             hidden = hidden.to(self._network.dtype)
         if topk == 1:
-            return self._chain(batch, ids, hidden)
+            return self._chain(batch, ids, probabilities, hidden)
         return self._tree(batch, ids, probabilities, hidden)
 
-    def _chain(self, batch: RoundBatch, first: Tensor, hidden: Tensor | None) -> DeviceTree:
-        if batch.shape.steps == 1:
-            return self._ops.build_chain(batch.roots, first, batch.lengths, batch.max_position)
-        drafts = [first]
-        branch = _SingleBranch(self._ops, self._pool, batch, self._network.shifted)
+    def _chain(self, batch: RoundBatch, first: Tensor, probability: Tensor, hidden: Tensor | None) -> DeviceTree:
+        drafts, confidence = [first], [probability]
+        branch: _SingleBranch | None = None
         for step in range(1, batch.shape.steps):
+            branch = branch or _SingleBranch(self._ops, self._pool, batch, self._network.shifted)
             hidden, logits_hidden = self._step(branch, step, drafts[-1], hidden)
-            drafts.append(self._network.best(logits_hidden))
-        tokens = torch.cat(drafts, dim=1)
-        return self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
+            if batch.budget is None:
+                drafts.append(self._network.best(logits_hidden))
+            else:
+                drafted, probability = self._network.candidates(logits_hidden, 1)
+                drafts.append(drafted)
+                confidence.append(probability)
+        tokens = first if len(drafts) == 1 else torch.cat(drafts, dim=1)
+        chain = self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
+        return chain if batch.budget is None else replace(chain, confidence=torch.cat(confidence, dim=1))
 
     def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
         bs, topk = ids.shape

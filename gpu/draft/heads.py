@@ -15,6 +15,7 @@ relayed, because head s needs it where the next window begins. Between chunks of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -96,9 +97,10 @@ class HeadsDraft(Draft):
         bs, topk = len(batch.row_numbers), batch.shape.topk
         shape = (bs, self._heads.num_layers, self._topk)
         ids = relayed["topk_ids"].view(shape)[:, : batch.shape.steps, :topk]
-        if topk == 1:
-            return self._ops.build_chain(batch.roots, ids[:, :, 0], batch.lengths, batch.max_position)
         probabilities = relayed["topk_probabilities"].view(shape)[:, : batch.shape.steps, :topk]
+        if topk == 1:
+            chain = self._ops.build_chain(batch.roots, ids[:, :, 0], batch.lengths, batch.max_position)
+            return chain if batch.budget is None else replace(chain, confidence=probabilities[:, :, 0].contiguous())
         level, beam = first_level(ids[:, 0], probabilities[:, 0])
         levels = [level]
         for step in range(1, batch.shape.steps):

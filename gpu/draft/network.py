@@ -40,7 +40,7 @@ class DraftNetwork(ABC):
         return top_candidates(self._logits(logits_hidden), topk, self._ids)
 
     def best(self, logits_hidden: Tensor) -> Tensor:
-        """Return the best token alone, int64 [m, 1]: a chain asks for no probability."""
+        """Return the best token alone, int64 [m, 1]: a chain without a budget asks for no probability."""
         return self._model.ops.best_drafts(self._logits(logits_hidden, widen=False), self._ids).unsqueeze(1)
 
     def _logits(self, logits_hidden: Tensor, widen: bool = True) -> Tensor:

@@ -30,6 +30,14 @@ Relayed = dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetInputs:
+    """By which the device chooses the nodes of rows (`core.contract.step.DraftBudget`)."""
+
+    drafts: Tensor  # int64 [1]
+    weights: Tensor  # float64 [1 + steps]: the slope, then the bias of each position
+
+
+@dataclass(frozen=True, slots=True)
 class RoundBatch:
     """One decode round of bs rows. `row_numbers` is the host's copy of `rows`;
     `table` is the device's request table."""
@@ -45,8 +53,9 @@ class RoundBatch:
     max_nodes: int  # the most nodes, and accepted nodes, of any round that the engine may plan
     max_position: int  # last position of the context
     proposed: Mapping[str, Tensor] | None = None  # what `propose_on_host` gave, in a captured round
-    # int64 [bs]: nodes that each row verifies, 0 in padding rows; None: all nodes
+    # int64 [bs]: nodes that each row verifies, with a budget at most; 0 in padding rows; None: all nodes
     row_nodes: Tensor | None = None
+    budget: BudgetInputs | None = None
     num_tokens: int = 0  # of the target's pass where rows have `row_nodes`; as many or more
 
 

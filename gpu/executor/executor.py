@@ -37,7 +37,7 @@ from .prompt_runner import PromptRunner
 from .relay import TorchStorage
 from .round import DecodeRound, EventPhaseClock, PhaseClock
 from .round_runner import RoundRunner
-from .running import AHEAD, IN_TURN, RunningStep, StepMove, arrived, result_of
+from .running import AHEAD, IN_TURN, RunningStep, StepMove, arrived, chosen_of, result_of
 from .shaping import Changed
 
 
@@ -282,7 +282,7 @@ class TorchExecutor:
         if self.draft.on_host or self._shaping.changed(part.rows) is Changed.WITH_MASKS:
             for i in np.flatnonzero(~was_over).tolist():
                 self._emitted(int(part.rows[i]), np.maximum(emitted[i, : accept_lens[i]], 0))
-        running.decoded.add(accept_lens, stops, emitted, outputs, ended)
+        running.decoded.add(accept_lens, stops, emitted, outputs, ended, chosen_of(pending))
         self._cut_short_behind(running)
         running.round_ends_ns.append(time.perf_counter_ns())
         self.counters.rounds += 1

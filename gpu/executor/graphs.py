@@ -27,15 +27,15 @@ from torch import Tensor
 
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
-from ...core.contract.step import RoundShape
+from ...core.contract.step import DraftBudget, RoundShape
 from ..batch.uploads import layout, on_device, uploads_to, views
-from ..draft.port import RoundBatch
+from ..draft.port import BudgetInputs, RoundBatch
 from ..types.ops import DeviceTree, LogitTables, Ops
 from ..types.shards import WHOLE
 from .capture import MakeMasks, capture, capture_halves, without_masks
 from .parts import ExecutorModels, ExecutorOptions, RowParts
 from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
-from .rows import HostSampling
+from .rows import HostBudget, HostSampling
 from .running import pack
 from .shaping import Changed, Changes, MaskPlace
 
@@ -107,6 +107,7 @@ class GraphContents:
     proposed: Mapping[str, np.ndarray]
     tables: LogitTables | None
     masks: MaskPlace | None
+    has_budget: bool = False
 
 
 class CapturedRound:
@@ -129,6 +130,10 @@ class CapturedRound:
             self._host["runs"] = np.zeros(size, np.int64)
         if padding.num_tokens:
             self._host["row_nodes"] = np.zeros(size, np.int64)
+        if contents.has_budget:
+            self._host |= HostBudget.of(
+                DraftBudget(0, 0.0, (0.0,) * padding.shape.steps), padding.shape.steps
+            )._asdict()
         names = tuple(contents.proposed)
         self._host |= {name: np.ascontiguousarray(array) for name, array in contents.proposed.items()}
         begins, end = layout([*self._host.values()])
@@ -140,6 +145,7 @@ class CapturedRound:
             self._uploads.fill(self._place, [*self._host.values()])  # zeros would be no trees
         rows, runs, sampling = inputs.pop("rows"), inputs.pop("runs", None), None
         row_nodes = inputs.pop("row_nodes", None)
+        budget = BudgetInputs(inputs.pop("drafts"), inputs.pop("weights")) if contents.has_budget else None
         if inputs:
             sampling = SamplingInputs(**inputs, filtered=kind is RoundKind.FILTERED, seed=seed)
 
@@ -149,7 +155,9 @@ class CapturedRound:
         def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
             roots = relayed["bonus_tokens"]
-            batch = replace(padding, rows=rows, lengths=lengths, roots=roots, proposed=trees, row_nodes=row_nodes)
+            batch = replace(
+                padding, rows=rows, lengths=lengths, roots=roots, proposed=trees, row_nodes=row_nodes, budget=budget
+            )
             return decode_round.begin(batch, relayed, outputs, unmeasured)
 
         def finish(passed: Passed) -> RoundResult:
@@ -157,7 +165,7 @@ class CapturedRound:
             cells.scatter(rows, result)
             if device.type == "cpu":
                 return result
-            return replace(result, packed=pack((result.accept_lens, result.failed, result.emitted)))
+            return replace(result, packed=pack(result.copied))
 
         def run() -> RoundResult:
             return finish(begin())
@@ -182,12 +190,13 @@ class CapturedRound:
         proposed: Mapping[str, np.ndarray] | None = None,
         make_masks: MakeMasks = no_masks,
         row_nodes: np.ndarray | None = None,
+        budget: HostBudget | None = None,
     ) -> RoundResult:
         """Return the round of `rows` int64 [bs], at most as many as the graph has, with the `wanted` outputs: its first
         rows, padding behind them. What it relays is in the cells. `make_masks`: the masks of the round's trees, if the
         graph is one with masks. `row_nodes` int64 [bs]: what rows verify, in a graph of rows of unequal lengths."""
         bs = len(rows)
-        trees = proposed or {}
+        trees = dict(proposed or {}) if budget is None else budget._asdict()
         given = {"rows": rows} | ({} if sampling is None else sampling.arrays)
         if forced_runs is not None:
             given["runs"] = forced_runs
@@ -295,6 +304,7 @@ class RoundGraphs:
         with_outputs: bool = False,
         changed: Changed = Changed.NOWHERE,
         num_tokens: int | None = None,
+        has_budget: bool = False,
     ) -> CapturedRound | None:
         """Return the smallest graph that holds the batch; capture it if no round has needed it yet.
         None: the round runs without one. `num_tokens`: of the target's pass, of rows of unequal lengths."""
@@ -302,7 +312,7 @@ class RoundGraphs:
         if key is None or variant not in self._variants:
             return None
         if num_tokens is not None:
-            key = key.packed(num_tokens)
+            key = key.packed(num_tokens)._replace(has_budget=has_budget)
         if (key, variant) not in self._captured:
             self._captured[key, variant] = self._timed(key, variant)
         return self._captured[key, variant]
@@ -345,6 +355,7 @@ class RoundGraphs:
                 draft.propose_on_host(padding.row_numbers[:0], padding.shape, key.batch_size),
                 None if changed is Changed.NOWHERE else self._shaping.tables,
                 masks,
+                key.has_budget,
             )
             return CapturedRound(self._around, padding, contents, self._memory_pool)
 

@@ -55,7 +55,7 @@ class PromptRunner:
                 outputs |= {name: value for name, value in produced.items() if name in wanted}
             self._begin_to_decode(chunks, captured, lengths, sampled.clamp(min=0))
         # A prompt has no accept lengths; its tokens stand in for them and are not read as such.
-        return to_host(sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled, outputs)
+        return to_host((sampled, chunks.any_token(~forward.hidden.isfinite().all(1)), sampled), outputs)
 
     def _draft_of(self, part: PrefillStep) -> Draft:
         """Return the draft that computes the chunks, too: none while it is parked."""

@@ -27,7 +27,7 @@ from ..draft.port import Accepted, Draft, NoDraft, Relayed, RoundBatch
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import shorten_rows
 from ..kernels.rounds.verify_sampling import sample_torch
-from ..kernels.rounds.window import pack_rows
+from ..kernels.rounds.window import choose_rows, pack_rows
 from ..models.decoder import Decoder, DecoderOutput, wide
 from ..types.attention import Packing
 from ..types.ops import Capture, DeviceTree, DeviceVerified, Ops, VerifyBatch
@@ -118,7 +118,13 @@ class RoundResult:
     lengths: Tensor  # int64 [bs]: KV length after the round
     relay: Relayed  # the bonus token and what the draft relays
     outputs: dict[str, Tensor]  # what users asked for, [bs, width, …]
-    packed: Tensor | None = None  # the first three as `running.pack` makes one of them, in a graph of a GPU
+    chosen: tuple[Tensor, ...] = ()  # by a budget: nodes int32 [bs], confidences float32 [bs, steps]
+    packed: Tensor | None = None  # `copied` as `running.pack` makes one of it, in a graph of a GPU
+
+    @property
+    def copied(self) -> tuple[Tensor, ...]:
+        """What the host reads of every round."""
+        return (self.accept_lens, self.failed, self.emitted, *self.chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,7 @@ class Passed:
     forward: DecoderOutput  # of all nodes
     logits: Tensor  # [n, V] of the pass's tokens, as the target's head gives them
     states: TreeStates | None = None  # of recurrent layers
+    chosen: tuple[Tensor, ...] = ()  # see `RoundResult`
 
 
 MakeChanges = Callable[[DeviceTree], Changes | None]
@@ -198,9 +205,13 @@ class DecodeRound:
             tree = self.draft_of(batch.shape).propose(batch, relayed)
         with phase("verify"):
             packing: Packing | None = None
-            if batch.row_nodes is not None:
-                tree = shorten_rows(tree, batch.row_nodes)
-                packing = pack_rows(batch.row_nodes, tree.num_nodes, batch.num_tokens)
+            chosen: tuple[Tensor, ...] = ()
+            row_nodes = nodes_of(batch, tree)
+            if row_nodes is not None:
+                if tree.confidence is not None and batch.budget is not None:
+                    chosen = row_nodes.int(), tree.confidence
+                tree = shorten_rows(tree, row_nodes)
+                packing = pack_rows(row_nodes, tree.num_nodes, batch.num_tokens)
             places, slots = self._ops.window(batch.table, batch.rows, batch.lengths, tree.num_nodes)
             cells: Tensor | None = None
             states: TreeStates | None = None
@@ -212,7 +223,7 @@ class DecodeRound:
             logits = self._target.logits(forward.hidden, widen=False)
             if packing is not None and (wanted or self.draft_of(batch.shape).wants_hidden):
                 forward = forward.map(packing.spread)
-            return Passed(batch, relayed, tree, packing, cells, slots, forward, logits, states)
+            return Passed(batch, relayed, tree, packing, cells, slots, forward, logits, states, chosen)
 
     def finish(
         self,
@@ -260,6 +271,7 @@ class DecodeRound:
                 for name, values in outputs.entries.items()
                 if values is not None and name in wanted
             },
+            chosen=passed.chosen,
         )
 
     def _verify_forward(
@@ -341,6 +353,14 @@ class DecodeRound:
             values = outputs[name]
             assert values is not None, "a producer has values of every node"
             producer.keep(batch, of_last_accepted(values, verified))
+
+
+def nodes_of(batch: RoundBatch, tree: DeviceTree) -> Tensor | None:
+    """Return the nodes that each row verifies, int64 [bs]; None if all rows verify all nodes."""
+    if batch.budget is None:
+        return batch.row_nodes
+    assert batch.row_nodes is not None and tree.confidence is not None, "chains of a model may have a budget"
+    return choose_rows(tree.confidence, batch.row_nodes, batch.budget.drafts, batch.budget.weights)
 
 
 def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ...core.contract.hidden import ForwardPhase, check_hidden
 from ...core.contract.step import DecodeStep
-from ...core.errors import InvariantViolation
-from ..batch.uploads import upload
-from ..draft.port import RoundBatch
+from ...core.errors import ConfigError, InvariantViolation
+from ..batch.uploads import upload, uploads_to
+from ..draft.port import BudgetInputs, RoundBatch
 from .graphs import RoundGraphs, RoundKind
 from .parts import RowParts
 from .relay import publish_cells
 from .round import DecodeRound, PhaseClock, RoundResult
-from .rows import HostSampling
+from .rows import HostBudget, HostSampling
 from .running import PendingRound, to_host
 from .shaping import Changed
 
@@ -65,8 +65,9 @@ class RoundRunner:
         wanted = self._rows.wanted(part.rows)
         changed = Changed.NOWHERE if forced is not None else self._shaping.changed(part.rows)
         variant = RoundKind.of(sampling), bool(wanted), changed
-        num_tokens = None if row_nodes is None else int(row_nodes.sum())
-        captured = self.graphs.find(part.shape, len(part.rows), *variant, num_tokens)
+        num_tokens = None if row_nodes is None else part.num_verify_tokens
+        budget = self._budget(part, forced)
+        captured = self.graphs.find(part.shape, len(part.rows), *variant, num_tokens, budget is not None)
         if self.graphs.are_on:
             self.graphs.num_missed += captured is None
             if self.graphs.on_round is not None:
@@ -78,17 +79,26 @@ class RoundRunner:
             with clock.phase("graph"):
                 trees = self.round.draft.propose_on_host(part.rows, part.shape, captured.size)
                 make_masks = partial(self._shaping.masks, part.rows)
-                result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks, row_nodes)
+                result = captured.run(part.rows, sampling, forced, wanted, trees, make_masks, row_nodes, budget)
         else:
-            result = self._run_uncaptured(part, row_nodes, rounds_done, clock, sampling, forced, wanted, changed)
+            lengths = row_nodes, budget
+            result = self._run_uncaptured(part, lengths, rounds_done, clock, sampling, forced, wanted, changed)
         with clock.phase("relay"):
-            three = (result.accept_lens, result.failed, result.emitted)
-            return to_host(*three, result.outputs, result.packed, len(part.rows))
+            return to_host(result.copied, result.outputs, result.packed, len(part.rows))
+
+    def _budget(self, part: DecodeStep, forced: np.ndarray | None) -> HostBudget | None:
+        """Return the budget by which the device chooses the lengths of rows. Raises ConfigError where acceptance is
+        simulated: its confidences would say nothing of it."""
+        if part.budget is None:
+            return None
+        if forced is not None:
+            raise ConfigError.of("<arguments>", "acceptance", "must be the target's where the device chooses lengths")
+        return HostBudget.of(part.budget, part.shape.steps)
 
     def _run_uncaptured(
         self,
         part: DecodeStep,
-        row_nodes: np.ndarray | None,
+        row_lengths: tuple[np.ndarray | None, HostBudget | None],
         rounds_done: int,
         clock: PhaseClock,
         sampling: HostSampling | None,
@@ -101,9 +111,12 @@ class RoundRunner:
             lengths, relayed = self.future_map.resolve(part.rows, part.epochs)
             check_hidden(relayed.get("hidden_states"), capture_mode, "relay")
             batch = self._batch(part, rounds_done, lengths, relayed["bonus_tokens"])
+            row_nodes, budget = row_lengths
             if row_nodes is not None:
                 on_device = upload(self.device, row_nodes)
-                batch = replace(batch, row_nodes=on_device, num_tokens=int(row_nodes.sum()))
+                batch = replace(batch, row_nodes=on_device, num_tokens=part.num_verify_tokens)
+            if budget is not None:
+                batch = replace(batch, budget=BudgetInputs(*uploads_to(self.device).send(*budget)))
             inputs, runs = self._rows.on_device(sampling), None if forced is None else upload(self.device, forced)
         longest = None if self.device.type == "cpu" else self.algorithm.accept_width(part.shape.steps, part.shape.nodes)
         changes = None if changed is Changed.NOWHERE else partial(self._shaping.changes, part.rows)
@@ -134,7 +147,8 @@ class RoundRunner:
 
 
 def unequal_nodes(part: DecodeStep) -> np.ndarray | None:
-    """Return how many nodes each row verifies, int64 [bs]; None if all rows verify all nodes."""
-    if part.row_nodes is None or int(part.row_nodes.min()) >= part.shape.nodes:
+    """Return how many nodes each row verifies, with a budget at most, int64 [bs]; None if all rows verify all nodes."""
+    nodes = part.shape.nodes
+    if part.budget is None and (part.row_nodes is None or int(part.row_nodes.min()) >= nodes):
         return None
-    return part.row_nodes.astype(np.int64)
+    return np.full(len(part.rows), nodes, np.int64) if part.row_nodes is None else part.row_nodes.astype(np.int64)

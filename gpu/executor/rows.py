@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.contract.request import Request, cut_runs
-from ...core.contract.step import Join, TableWrites
+from ...core.contract.step import DraftBudget, Join, TableWrites
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ..batch.uploads import uploads_to
@@ -35,6 +35,17 @@ class HostSampling:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         return {name: getattr(self, name) for name in self.DTYPES}
+
+
+class HostBudget(NamedTuple):
+    """`BudgetInputs` on the host."""
+
+    drafts: np.ndarray  # int64 [1]
+    weights: np.ndarray  # float64 [1 + steps]
+
+    @classmethod
+    def of(cls, budget: DraftBudget, steps: int) -> HostBudget:
+        return cls(np.array([budget.drafts], np.int64), np.array([budget.slope, *budget.biases[:steps]]))
 
 
 class Rows:

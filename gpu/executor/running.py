@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.contract.step import PrefillResult, RoundRecord, Step, StepResult
+from ...core.contract.step import ChosenNodes, PrefillResult, RoundRecord, Step, StepResult
 
 
 class StepState(StrEnum):
@@ -64,6 +64,7 @@ class PendingRound:
     emitted: Tensor
     outputs: dict[str, Tensor]
     passed: torch.cuda.Event | None
+    chosen: tuple[Tensor, ...] = ()  # by a budget: nodes, confidences
 
 
 @dataclass(slots=True)
@@ -109,28 +110,25 @@ class RunningStep:
 
 
 def to_host(
-    accept_lens: Tensor,
-    failed: Tensor,
-    emitted: Tensor,
+    copied: Sequence[Tensor],
     outputs: dict[str, Tensor],
     packed: Tensor | None = None,
     num_rows: int | None = None,
 ) -> PendingRound:
-    """Begin the copies to pinned memory, one of all three and one of each output; they are complete when the event has
-    passed.
+    """Begin the copies to pinned memory, one of all that is `copied` (accept lengths, failures, emitted tokens, and
+    what a budget has chosen) and one of each output; they are complete when the event has passed.
 
-    `packed` is what `pack` makes of the three, if a graph has made it. Rows from `num_rows` on are padding.
+    `packed` is what `pack` makes of `copied`, if a graph has made it. Rows from `num_rows` on are padding.
     """
     passed = None
     outputs = {name: values[:num_rows] for name, values in outputs.items()}
-    if accept_lens.is_cuda:
-        three = (accept_lens, failed, emitted)
-        copy = _pinned_copy(pack(three) if packed is None else packed)
-        accept_lens, failed, emitted = unpacked(copy, three)
+    if copied[0].is_cuda:
+        copied = unpacked(_pinned_copy(pack(copied) if packed is None else packed), copied)
         outputs = {name: _pinned_copy(values) for name, values in outputs.items()}
         passed = torch.cuda.Event()
         passed.record()
-    return PendingRound(accept_lens[:num_rows], failed[:num_rows], emitted[:num_rows], outputs, passed)
+    accept_lens, failed, emitted, *chosen = (values[:num_rows] for values in copied)
+    return PendingRound(accept_lens, failed, emitted, outputs, passed, tuple(chosen))
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
@@ -160,6 +158,14 @@ def arrived(pending: PendingRound) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
         pending.passed.synchronize()
     outputs = {name: _as_numpy(values) for name, values in pending.outputs.items()}
     return pending.accept_lens.numpy(), pending.failed.numpy(), pending.emitted.numpy(), outputs
+
+
+def chosen_of(pending: PendingRound) -> ChosenNodes | None:
+    """Return what the device has chosen by a budget, of a round that has arrived."""
+    if not pending.chosen:
+        return None
+    nodes, confidence = (values.numpy().copy() for values in pending.chosen)
+    return ChosenNodes(nodes, confidence)
 
 
 def _as_numpy(values: Tensor) -> np.ndarray:

@@ -55,6 +55,9 @@ class DeviceTree:
     # host).
     next_relay: Mapping[str, Tensor] = field(default_factory=dict)
     drawn: DrawnDrafts | None = None  # of chains whose drafts were drawn
+    # float32 [bs, steps]: the probability that the draft gives each of its first choices, of chains in rounds with a
+    # budget
+    confidence: Tensor | None = None
 
     @property
     def batch_size(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ....core.adaptive.survival import MOST_LOG_ODDS
 from ...types.attention import Packing
 from ..constants import numbers
 from ..jit import cdiv, jit, tl
@@ -33,6 +34,23 @@ def window_torch(
     places = lengths[:, None] + column
     slots = table.view(-1)[rows[:, None] * width + places.clamp(max=width - 1)].long()
     return places, slots if kept is None else slots * (column < kept[:, None])
+
+
+def choose_rows(confidence: Tensor, most_nodes: Tensor, drafts: Tensor, weights: Tensor) -> Tensor:
+    """Return how many nodes each row verifies, int64 [bs]: `core.adaptive.survival.choose_nodes` by the `confidence`
+    float32 [bs, steps] of drafts. `most_nodes` int64 [bs], 0 in padding rows; `drafts` int64 [1]; `weights` float64
+    [1 + steps]."""
+    bs, steps = confidence.shape
+    c = confidence.double()
+    is_valid = ((c >= 0) & (c <= 1)).all(1, keepdim=True)
+    odds = (c.log() - (-c).log1p()).clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
+    p = torch.where(is_valid, (weights[0] * odds + weights[1:]).sigmoid(), 1.0)
+    allowed = numbers(steps + 1, c.device)[1:] < most_nodes.unsqueeze(1)
+    # Position by position: among equals the earlier one comes first, then the earlier row.
+    survival = torch.where(allowed, p.cumprod(1), -1.0).t().reshape(-1)
+    order = survival.sort(descending=True, stable=True).indices
+    rank = torch.empty_like(order).scatter_(0, order, numbers(len(order), c.device)).view(steps, bs)
+    return ((rank.t() < drafts) & allowed).sum(1) + most_nodes.clamp(max=1)
 
 
 @jit
