@@ -264,7 +264,10 @@ class CheckedExecutor(WrappedExecutor):
                 drafts = dense_block(draft, target, text, steps)[: num_draft_tokens - 1]
             return {tuple(drafts[: n + 1]) for n in range(len(drafts))}
         dense = self._dense(text, Shape(steps, topk, num_draft_tokens, self.config.context_len - 1), noise)
-        return None if dense is None else _drafts(dense.tree.tokens.tolist(), dense.tree.parents[0].tolist())
+        if dense is None:
+            return None
+        tokens, parents = (values[:num_draft_tokens].tolist() for values in (dense.tree.tokens, dense.tree.parents[0]))
+        return _drafts(tokens, parents)
 
     def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
         if self.executor.algorithm.drafter is Drafter.LOOKUP or isinstance(self.models[1], BlockHead):
