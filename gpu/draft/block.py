@@ -56,8 +56,12 @@ class BlockDraft(Draft):
         if masks := steps - head.parts.samples_anchor:
             tokens = torch.cat((tokens, tokens.new_full((len(tokens), masks), head.mask_token)), 1)
         hidden = head.run_block(tokens, self._attention(batch, tokens.shape[1]))
-        drafts = head.choose(hidden[:, -steps:], batch.roots)
-        return self._ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
+        hidden = hidden[:, -steps:]
+        drafts = head.choose(hidden, batch.roots)
+        chain = self._ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
+        if batch.budget is None:
+            return chain
+        return replace(chain, confidence=head.confidences(hidden, batch.roots, drafts).float())
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
         assert accepted.captured is not None, "a block drafter takes hidden states"

@@ -110,6 +110,11 @@ class BlockHead(DraftHead):
         logits = self.logits(hidden.reshape(bs * steps, -1), widen=False)
         return self.ops.best_drafts(logits, self.target_ids).view(bs, steps)
 
+    def confidences(self, hidden: Tensor, roots: Tensor, drafts: Tensor) -> Tensor:
+        """Return how sure the draft is of each place, [bs, S]: the greatest probability by the logits of the place
+        alone, or how likely a confidence head takes the draft to be accepted if those before it are."""
+        return self.logits(hidden.flatten(0, 1)).softmax(-1).amax(-1).view(hidden.shape[:2])
+
     def checkpoint_weights(self) -> Iterator[NamedWeight]:
         yield from super().checkpoint_weights()
         yield NamedWeight("fc.weight", self.fc_weight.detach())
@@ -290,11 +295,9 @@ class MarkovHead(BlockHead):
         gate = torch.sigmoid(gate)
         return torch.tanh(out), gate * state + (1.0 - gate) * torch.tanh(candidate)
 
-    def confidences(self, hidden: Tensor, roots: Tensor, drafts: Tensor) -> Tensor | None:
-        """Return how likely the confidence head takes each draft to be accepted if those before it are, [bs, S]; None
-        if there is no such head."""
+    def confidences(self, hidden: Tensor, roots: Tensor, drafts: Tensor) -> Tensor:
         if self.confidence_weight is None:
-            return None
+            return super().confidences(hidden, roots, drafts)
         if self.parts.confidence_with_markov:
             assert self._tables is not None, "its configuration says so only with a rank"
             before = torch.cat((roots[:, None], drafts[:, :-1]), 1)

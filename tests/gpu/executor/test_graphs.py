@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,7 +22,6 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
-from foredraft.core.scheduler.rounds import all_nodes
 from foredraft.gpu.batch.uploads import Uploads
 from foredraft.gpu.draft import branches
 from foredraft.gpu.executor import executor as gpu_executor
@@ -42,7 +40,6 @@ from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.types.ops import VerifyBatch
 from foredraft.gpu.types.shards import Shard
 from hostile_driver import Dice
-from kinds_of_drafts import unequal_rows
 from matrix_cells import OPS, noisy_copy, run_real_cell, small_head, small_model
 from serving import Way, chain
 from serving import serve as serve_way
@@ -73,11 +70,10 @@ def test_padded_captured_rounds_and_eager_launching_change_no_token(algorithm, e
     assert any(used)
 
 
-def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False, debug=True, row_lengths=all_nodes):
+def serve(draft_name: str, *, graph_sizes, table, requests, seed=3, whole=False, debug=True):
     controller = build_controller("ema", table)
     config = EngineConfig(num_pages=400, context_len=96, max_running=4, track_tokens=True, overlap=False)
     engine = Engine(config, get_algorithm(draft_name), controller)
-    engine.rounds.row_lengths = row_lengths
     draft = noisy_copy(0, 0.05) if draft_name == "STANDALONE" else small_head(0, draft_name)
     options = ExecutorOptions(graph_sizes=graph_sizes, seed=seed, debug=debug)
     executor = build_executor(engine, small_model(0), draft, OPS, options)
@@ -92,10 +88,6 @@ TABLE = {
     "1": {"candidate_steps": [1, 3], "update_interval": 2, "warmup_batches": 0},
     "3": {"candidate_steps": [0, 1], "update_interval": 2, "warmup_batches": 0},
 }
-
-
-def words_of(changes: dict) -> str:
-    return "sampling" if "temperature" in changes else "penalties" if changes else "greedy"
 
 
 def prompts(n: int, shown: dict | None = None, **sampling) -> list[Request]:
@@ -122,25 +114,6 @@ def test_a_graph_is_captured_once_when_the_first_round_needs_it():
     assert [(report.kind, report.batch_size) for report in told] == [("filtered", 2)]
     with pytest.raises(MissingGraph):
         executor.graphs.find(RoundShape.chain(3), 4, RoundKind.GREEDY)
-
-
-@pytest.mark.fast("STANDALONE-sampling", ci="*")
-@pytest.mark.parametrize("changes", [{}, {"temperature": 0.8, "top_p": 0.9}, {"frequency_penalty": 0.5}], ids=words_of)
-@pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3", "MULTI_LAYER_EAGLE"])
-def test_one_graph_of_so_many_tokens_serves_any_mix_of_row_lengths(draft, changes):
-    requests = prompts(4, {1: ("logprobs", "hidden_states")} if changes else None, **changes)
-    table = {"1": {"candidate_steps": [3]}}
-    run = partial(serve, draft, table=table, requests=requests, whole=True, row_lengths=unequal_rows)
-    (expected, _), (found, executor) = run(graph_sizes=None), run(graph_sizes=(1, 4))
-    for name, end in expected.items():
-        assert found[name].tokens.tolist() == end.tokens.tolist()
-        for output, values in (end.outputs or {}).items():
-            assert np.allclose(np.stack(found[name].outputs[output]), np.stack(values), rtol=0, atol=1e-9), output
-    reports = executor.graphs.reports
-    packed = Counter((r.batch_size, r.num_tokens, r.with_outputs) for r in reports if r.num_tokens is not None)
-    assert packed and max(packed.values()) == 1, "each is captured once"
-    assert {(size, tokens) for size, tokens, _ in packed} <= {(size, size * n) for size in (1, 4) for n in (1, 2, 3, 4)}
-    assert not executor.graphs.num_missed
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9}])
