@@ -94,7 +94,7 @@ def test_one_graph_of_so_many_tokens_serves_any_mix_of_row_lengths(draft, change
 def test_the_device_chooses_what_the_core_would(draft, overlap):
     _, _, committed = serve(draft, requests_of(), (1, 4), "both", overlap)
     chosen = [event for event in committed if event.step.decode is not None and event.step.decode.budget is not None]
-    assert len(chosen) > 5
+    assert sum(event.result.decode.rounds for event in chosen) > 5
     for event in chosen:
         step, result = event.step.decode, event.result.decode
         most = np.full(len(step.rows), step.shape.nodes) if step.row_nodes is None else step.row_nodes
