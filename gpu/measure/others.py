@@ -230,7 +230,7 @@ def _result(name: str, computes: str, timings: Sequence[OtherTiming], plain: Seq
 def _add_words(directory: Path, vocab_size: int) -> None:
     """Write a tokenizer beside random weights, whose words are numbers: a converter of checkpoints asks for one."""
     vocabulary = {str(token): token for token in range(vocab_size)}
-    words = {
+    words: dict[str, object] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "0"},

@@ -24,6 +24,7 @@ from ..session.devices import ops_for, set_threads
 from ..session.session import lay_out_models
 from ..session.text import Tokenizer
 from ..types.ops import Ops
+from ..types.session_options import INT8
 from ..types.shards import WHOLE, Shard
 from .arm import Arm, BatchArm, Timing, common_outputs
 from .floor import copy_bandwidth
@@ -168,6 +169,7 @@ class Bench:
             shard=self._shard,
             keep_quantized=plan.target.keeps_quantized,
             kv_dtype=plan.kv_dtype,
+            in_int8=options.quantized == INT8,
         )
         if options.draft is None:
             return target, None

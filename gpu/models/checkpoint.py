@@ -44,7 +44,7 @@ from .stored.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from .weights import NamedWeight, allocate, initialize, products_of
+from .weights import NamedWeight, allocate, initialize, products_of, round_when_filled
 
 HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHeads] | type[BlockHead]] = {
     EAGLE: EagleHead,
@@ -66,6 +66,7 @@ def load_target(
     shard: Shard = WHOLE,
     keep_quantized: bool = False,
     kv_dtype: torch.dtype | None = None,
+    in_int8: bool = False,
 ) -> Decoder:
     """Return the model in `directory`, in the checkpoint's dtype if `dtype` is None. Raises ConfigError,
     CheckpointError.
@@ -74,7 +75,7 @@ def load_target(
     longest text, if that is known; see `ModelConfig.within`. `shard`: the part of the model to be loaded.
     `keep_quantized`: products take quantized matrices as they are stored, where their form allows it; if not, all
     weights are unpacked into `dtype`, as those of a part always are. `kv_dtype`: of the numbers that KV is kept in, for
-    E4M3 divided by the scales of the checkpoint; None: `dtype`.
+    E4M3 divided by the scales of the checkpoint; None: `dtype`. `in_int8`: see `round_when_filled`.
     """
     config = over_positions(ModelConfig.from_directory(directory), min_positions)
     config = config if context_len is None else config.within(context_len)
@@ -83,7 +84,7 @@ def load_target(
     stored: Mapping[str, AnyTensor] = read
     if config.quantization is not None:
         stored = unpacked(read, config.quantization)
-    whole = _meta_decoder(config, ops)
+    whole = Decoder(config, ops, "meta", config.dtype)
     _follow(whole, stored)
     _check(directory, whole, {own: t for name, t in stored.items() if (own := language_model_name(name)) is not None})
     keeps = keep_quantized and config.quantization is not None and shard.is_whole
@@ -95,7 +96,7 @@ def load_target(
     _follow(decoder, stored)
     if keeps:
         stored = _keep(decoder, stored)
-    _fill(decoder, stored, language_model_name, {} if shard.is_whole else _cuts(whole, decoder))
+    _fill(decoder, stored, language_model_name, {} if shard.is_whole else _cuts(whole, decoder), in_int8)
     return decoder
 
 
@@ -150,7 +151,7 @@ def required_bytes(config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE
     """Return bytes of the weights by part (embeddings, attention, MLPs, norms), before anything is allocated;
     sum them for the whole. Of a `shard`, of those that its rank has."""
     sizes = {"embeddings": 0, "attention": 0, "mlp": 0, "norms": 0}
-    for weight in _meta_decoder(config, shard=shard).checkpoint_weights():
+    for weight in Decoder(config, NO_OPS, "meta", config.dtype, shard).checkpoint_weights():
         sizes[_part_of(weight.name)] += weight.view.numel() * dtype.itemsize
     return sizes
 
@@ -384,11 +385,15 @@ def _fill(
     stored: Mapping[str, AnyTensor],
     canonical: Callable[[str], str | None] = str,
     cuts: Mapping[str | None, ShardCut] = MappingProxyType({}),
+    in_int8: bool = False,
 ) -> None:
     weights: dict[str | None, NamedWeight] = {weight.name: weight for weight in model.checkpoint_weights()}
-    of_files = {name: cuts[canonical(name)] for name in stored if canonical(name) in cuts}
-    for name, tensor in read_unpacked(stored, of_files):
-        weights[canonical(name)].fill(tensor)
+    filled = round_when_filled(model, weights.values())
+    for name, tensor in read_unpacked(stored, {n: cuts[own] for n in stored if (own := canonical(n)) in cuts}):
+        weight = weights.pop(canonical(name))  # whose memory goes if it is rounded
+        weight.fill(tensor)
+        if in_int8:
+            filled(weight)
 
 
 def _cuts(whole: Decoder, part: Decoder) -> dict[str | None, ShardCut]:
@@ -413,11 +418,6 @@ def _save(
     tensors += [(name, value.contiguous, value.nbytes) for name, value in others.items()]
     write_tensors(directory, tensors)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-
-
-def _meta_decoder(config: ModelConfig, ops: Ops = NO_OPS, shard: Shard = WHOLE) -> Decoder:
-    """Return the model without memory behind it: names and shapes."""
-    return Decoder(config, ops, "meta", config.dtype, shard)
 
 
 def _part_of(name: str) -> str:

@@ -24,6 +24,7 @@ from ..types.coded import CodedWeight
 from ..types.shards import WHOLE, Shard
 
 MIN_PACKED_ELEMENTS = 1 << 17
+ROUNDED_ELEMENTS = 1 << 20  # of a weight, at a time
 # As stored, for torch, and for compiled kernels too; oneDNN's own; the numbers of the checkpoint; 8-bit integers.
 ROWS, COMPILED, BLOCKS, CODED, INT8 = "rows", "compiled", "blocks", "coded", "int8"
 
@@ -187,9 +188,14 @@ def in_blocks(weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], 
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight [out, in] in float32 as int8 [out, in], and what they are multiplied by, float32 [out]."""
-    scales = (weight.abs().amax(1) / 127).clamp_min_(_LEAST_SCALE)
-    return (weight / scales.unsqueeze(1)).round_().to(torch.int8), scales
+    """Return a weight [out, in] in float32 as int8 [out, in], and what they are multiplied by, float32 [out]. Beside
+    them it needs memory for some rows."""
+    integers, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    rows = max(1, ROUNDED_ELEMENTS // weight.shape[1])
+    for part, whole, scale in zip(weight.split(rows), integers.split(rows), scales.split(rows), strict=True):
+        torch.div(part.abs().amax(1), 127, out=scale).clamp_min_(_LEAST_SCALE)
+        whole.copy_((part / scale.unsqueeze(1)).round_())
+    return integers, scales
 
 
 def _of_many_rows(integers: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ..types.coded import CodedWeight
-from .projection import WeightProduct
+from .projection import Projection, WeightProduct
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,24 @@ def products_of(model: nn.Module) -> Iterator[WeightProduct]:
     for module in model.modules():
         yield from getattr(module, "projections", ())
         yield from getattr(module, "expert_projections", ())
+
+
+def round_when_filled(model: nn.Module, weights: Iterable[NamedWeight]) -> Callable[[NamedWeight], None]:
+    """Return a function to be called with each of a model's `weights` once it is filled. On a CPU it rounds a large
+    matrix of a layer to 8-bit integers as soon as all parts of it are there, so that one layer at a time has floats."""
+    in_layers = [one for module in model.modules() if module is not model for one in getattr(module, "projections", ())]
+    products: dict[int, Projection] = {one.parameter.untyped_storage().data_ptr(): one for one in in_layers}
+    left = Counter(weight.view.untyped_storage().data_ptr() for weight in weights)
+
+    def filled(weight: NamedWeight) -> None:
+        place = weight.view.untyped_storage().data_ptr()
+        left[place] -= 1
+        if not left[place] and place in products:
+            products[place].pack(in_int8=True)
+            give_back(0)
+
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", id)  # glibc keeps what is freed within its heap
+    return filled
 
 
 def rows_of(

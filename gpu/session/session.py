@@ -217,7 +217,7 @@ def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | Non
 
     options, algorithm = plan.options, plan.algorithm
     load = partial(load_target, ops=ops, device=plan.device, dtype=plan.dtype, context_len=plan.spec.config.context_len)
-    load = partial(load, kv_dtype=plan.kv_dtype)
+    load = partial(load, kv_dtype=plan.kv_dtype, in_int8=options.quantized == INT8)
     load = partial(load, keep_quantized=keeps_quantized(options, plan.target, plan.device))
     if options.draft is None:
         return load(options.model, shard=plan.shard), None

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 
@@ -28,6 +29,7 @@ from ...types.shards import ShardCut
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
+MAPPED_BYTES = 1 << 24  # of a file that is read
 HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 PREDICTION = ("mtp_layers.", "mtp.")  # beside a model's own layers
 TOWERS = ("vision_tower.", "multi_modal_projector.", "visual.")  # of models that see
@@ -87,10 +89,25 @@ def read_tensors(
                 tensors = _load_pickled(path)
                 yield from ((n, cuts[n].of(tensors[n]) if n in cuts else tensors[n]) for n in names)
                 continue
-            with safe_open(path, framework="pt", device="cpu") as file:
-                yield from ((n, cuts[n].of(file.get_slice(n)) if n in cuts else file.get_tensor(n)) for n in names)
+            left = iter(names)
+            while (first := next(left, None)) is not None:
+                yield from _read_part(path, chain((first,), left), cuts)
         except (SafetensorError, OSError, NotTensors) as error:
             raise CheckpointError(str(path), [_unreadable(error)]) from error
+
+
+def _read_part(path: Path, names: Iterator[str], cuts: Mapping[str, ShardCut]) -> Iterator[tuple[str, Tensor]]:
+    """Yield what `read_tensors` does of the first of `names`, up to `MAPPED_BYTES`: what was read of a file counts as
+    the memory of the process until the file is closed."""
+    left = MAPPED_BYTES
+    with safe_open(path, framework="pt", device="cpu") as file:
+        for name in names:
+            tensor = cuts[name].of(file.get_slice(name)) if name in cuts else file.get_tensor(name)
+            left -= tensor.nbytes
+            yield name, tensor
+            del tensor
+            if left <= 0:
+                return
 
 
 def has_own_head(directory: str | Path) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,11 @@ import torch
 from damaged_checkpoint import OPS, change, refused
 from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
+from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import file_notes, load_target, random_weights, required_bytes, save_target
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
+from foredraft.gpu.models.projection import pack_projections
 from foredraft.gpu.models.stored import tensor_files
 from foredraft.gpu.models.stored.tensor_files import INDEX, SINGLE, CheckpointError
 from foredraft.gpu.tiny.dense import DenseAttention
@@ -47,6 +51,53 @@ def test_round_trip(target: Decoder, directory: Path):
     assert again.config == target.config
     for name, parameter in target.named_parameters():
         assert torch.equal(parameter, dict(again.named_parameters())[name]), name
+
+
+def test_layers_rounded_while_they_are_loaded_are_those_rounded_afterwards(
+    target: Decoder, directory: Path, monkeypatch
+):
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 1)
+    monkeypatch.setattr(tensor_files, "MAPPED_BYTES", 1)  # each tensor by a reading of its own
+    loaded, late = (load_target(directory, OPS, "cpu", torch.float32, in_int8=early) for early in (True, False))
+    products = [one for layer in loaded.layers for one in (*layer.mixer.projections, *layer.mlp.projections)]
+    assert {one.layout for one in products} == {"int8"} and not loaded.projections[0].layout
+    assert all(one.parameter.untyped_storage().nbytes() == 4 for one in products), "no floats are left"
+    for model in (loaded, late):
+        pack_projections(model, in_int8=True)
+    tokens = torch.tensor([1, 2, 3])
+    outs = [model(tokens, DenseAttention([3])) for model in (loaded, late)]
+    assert torch.equal(outs[0].hidden, outs[1].hidden)
+    assert torch.equal(loaded.logits(outs[0].hidden), late.logits(outs[1].hidden))
+
+
+WATCHED = """
+import sys
+from pathlib import Path
+import torch
+from foredraft.gpu.session.devices import ops_for
+from foredraft.gpu.models.checkpoint import load_target
+from foredraft.gpu.models.projection import pack_projections
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+torch.set_num_threads(1)
+before = peak()
+model = load_target(sys.argv[1], ops_for("cpu"), "cpu", torch.float32, in_int8=True)
+pack_projections(model, in_int8=True)
+print(peak() - before)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak is read from /proc")
+def test_rounding_needs_little_more_memory_than_the_integers(tmp_path: Path):
+    config = ModelConfig(LLAMA, 1000, 768, 3072, 16, 12, 12, 64)
+    save_target(random_weights(config, OPS, "cpu", torch.float32, seed=1), tmp_path)
+    floats = 4 * 16 * (4 * 768 * 768 + 3 * 768 * 3072)
+    done = subprocess.run([sys.executable, "-c", WATCHED, tmp_path], check=True, stdout=subprocess.PIPE, text=True)
+    assert int(done.stdout) < 0.7 * floats, "integers are a quarter; all floats at once, and the file, would be twice"
 
 
 def test_shards(target: Decoder, directory: Path, monkeypatch: pytest.MonkeyPatch):

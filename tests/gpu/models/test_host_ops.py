@@ -215,3 +215,20 @@ def test_experts_stay_with_torch():
     pool = pool_of(model, torch.float32)
     out = model(torch.tensor([1, 2]), window(pool, NEIGHBOURS, 5, [1, 3]), Capture(routed_experts=True))
     assert out.routed_experts is not None and out.routed_experts.shape == (2, 1, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_products_of_any_number_of_rows_and_outputs(dtype: str):
+    rng = np.random.default_rng(5)
+    for n, num_outputs, inputs in [(n, o, i) for n in (1, 2, 3, 4, 5, 9) for o in (1, 2, 3, 7, 12) for i in (1, 19)]:
+        of = np.float64 if dtype == "float64" else np.float32
+        weight = torch.from_numpy(rng.integers(-9, 10, (num_outputs, inputs))).to(getattr(torch, dtype))
+        stored = weight.view(torch.uint16).numpy() if dtype == "bfloat16" else weight.numpy()
+        x, out = rng.integers(-9, 10, (n, inputs)).astype(of), rng.integers(-9, 10, (n, num_outputs)).astype(of)
+        scales, bias = (rng.integers(1, 5, num_outputs).astype(of) for _ in range(2))
+        expected, nothing = x @ weight.double().numpy().T, np.zeros(0, of)
+        added = out.copy()
+        host.multiply(x, stored, nothing, nothing, True, added)
+        np.testing.assert_array_equal(added, out + expected)
+        host.multiply(x, stored, scales, bias, False, out)
+        np.testing.assert_array_equal(out, expected * scales + bias)
