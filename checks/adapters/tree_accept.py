@@ -120,7 +120,7 @@ class TreeAccept:
         accept_coins: np.ndarray,
         bonus_coins: np.ndarray,
     ) -> tuple[np.ndarray, ...]:
-        drafts = draft_probs.reshape(*round.windows.shape, self.vocab_size)[:, :-1]
+        drafts = draft_probs.reshape(*round.windows.shape, probs.shape[-1])[:, :-1]
         coins = Coins(accept_coins, bonus_coins)
         return self.verdict(round, verify_chains(round.tree, probs, drafts, coins, self.rule))
 
