@@ -19,15 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.draws import Purpose
 from ...core.tree.build import MAX_TREE_NODES
 from ..batch.pools import Chunks, KVPool, PagedAttention
 from ..batch.states import BranchStates, TreeStates
 from ..batch.uploads import upload
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import chain_links
-from ..types.ops import DecodeBatch, DeviceCandidates, DeviceTree, Ops, VerifyBatch
+from ..kernels.rounds.verify_sampling import sample_torch
+from ..types.ops import DecodeBatch, DeviceCandidates, DeviceTree, DrawnDrafts, Ops, VerifyBatch
 from .network import DraftNetwork
-from .port import Accepted, Draft, Relayed, RoundBatch, root_only
+from .port import Accepted, Draft, Relayed, RoundBatch, SamplingInputs, root_only, round_coins
 
 # The draft's catch-up is one pass over what a round has accepted, a window of columns per row:
 #
@@ -125,9 +127,12 @@ def tree_of(ops: Ops, batch: RoundBatch, levels: list[DeviceCandidates]) -> Devi
 
 class BranchDraft(Draft):
     """Drafts chains and trees step by step. Each round relays `relayed_topk` candidates, for any number of steps of the
-    next round."""
+    next round. With `draws` chains of requests that sample are drawn from these candidates (see
+    `core.tree.chains`)."""
 
-    def __init__(self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int) -> None:
+    def __init__(
+        self, ops: Ops, network: DraftNetwork, pool: KVPool, relayed_topk: int, page_size: int, draws: bool = False
+    ) -> None:
         self.aux_layers = network.aux_layers
         self.wants_hidden = network.wants_hidden
         self._ops = ops
@@ -135,6 +140,7 @@ class BranchDraft(Draft):
         self._pool = pool
         self._relayed_topk = relayed_topk
         self._page_size = page_size
+        self._draws = draws
 
     # -- prompts --------------------------------------------------------------------------------------------------
 
@@ -173,6 +179,8 @@ class BranchDraft(Draft):
         hidden = relayed.get("hidden_states")
         if hidden is not None:
             hidden = hidden.to(self._network.dtype)
+        if self._draws and batch.sampling is not None:
+            return self._drawn_chain(batch, batch.sampling, relayed["topk_ids"], relayed["topk_probabilities"], hidden)
         if topk == 1:
             return self._chain(batch, ids, probabilities, hidden)
         return self._tree(batch, ids, probabilities, hidden)
@@ -192,6 +200,25 @@ class BranchDraft(Draft):
         tokens = first if len(drafts) == 1 else torch.cat(drafts, dim=1)
         chain = self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
         return chain if batch.budget is None else replace(chain, confidence=torch.cat(confidence, dim=1))
+
+    def _drawn_chain(
+        self, batch: RoundBatch, sampling: SamplingInputs, ids: Tensor, probabilities: Tensor, hidden: Tensor | None
+    ) -> DeviceTree:
+        """Draw each draft from its candidates [bs, K], as the target's tokens are sampled from all."""
+        steps, drafts, drawn = batch.shape.steps, list[Tensor](), list[tuple[Tensor, Tensor]]()
+        coins = round_coins(self._ops, batch, sampling, steps, Purpose.DRAFT_COIN)
+        branch = _SingleBranch(self._ops, self._pool, batch, self._network.shifted) if steps > 1 else None
+        for step in range(steps):
+            if branch is not None and step:
+                hidden, logits_hidden = self._step(branch, step, drafts[-1], hidden)
+                ids, probabilities = self._network.candidates(logits_hidden, self._relayed_topk)
+            parameters = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.filtered)
+            probs = self._ops.target_probs(probabilities.log(), *parameters)
+            place = sample_torch(probs, coins[:, step]).clamp_(min=0)  # NaN is no distribution, nor verified as one
+            drafts.append(ids.gather(1, place.unsqueeze(1)))
+            drawn.append((ids, probs))
+        tree = self._ops.build_chain(batch.roots, torch.cat(drafts, 1), batch.lengths, batch.max_position)
+        return replace(tree, drawn=DrawnDrafts(*(torch.stack(parts, 1) for parts in zip(*drawn, strict=True))))
 
     def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
         bs, topk = ids.shape

@@ -20,9 +20,11 @@ from ...core.adaptive.graphs import GraphKey
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.contract.future_map import RelayField
 from ...core.contract.step import RoundShape
-from ...core.tree.build import build_proposed_tree
+from ...core.draws import Purpose
+from ...core.tree.build import MAX_TREE_NODES, build_proposed_tree
 from ..batch.pools import Chunks
 from ..batch.uploads import uploads_to
+from ..kernels.constants import numbers
 from ..types.ops import DeviceTree, Ops
 
 Relayed = dict[str, Tensor]
@@ -35,6 +37,23 @@ class BudgetInputs:
 
     drafts: Tensor  # int64 [1]
     weights: Tensor  # float64 [1 + steps]: the slope, then the bias of each position
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """How each of n rows turns logits into tokens; absent where every row is greedy."""
+
+    temperature: Tensor  # float64 [n]
+    top_p: Tensor  # float64 [n]
+    top_k: Tensor  # int64 [n]
+    keys: Tensor  # int64 [n]: the bits of a uint64, of the request's draws
+    filtered: bool  # some row has top-p or top-k
+    seed: int
+
+    def repeated(self, times: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return temperature, top-p and top-k of every node where each row has `times` nodes."""
+        temperature, top_p, top_k = (x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
+        return temperature, top_p, top_k
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +76,7 @@ class RoundBatch:
     row_nodes: Tensor | None = None
     budget: BudgetInputs | None = None
     num_tokens: int = 0  # of the target's pass where rows have `row_nodes`; as many or more
+    sampling: SamplingInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +197,13 @@ def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:
     """Return the tree of a round without drafts."""
     drafts = torch.empty((len(batch.row_numbers), 0), dtype=torch.int64, device=batch.roots.device)
     return ops.build_chain(batch.roots, drafts, batch.lengths, batch.max_position)
+
+
+def round_coins(ops: Ops, batch: RoundBatch, sampling: SamplingInputs, columns: int, purpose: Purpose) -> Tensor:
+    """Return coins float64 [bs, columns] that no other round has: keyed by the root's position and the depth
+    (`core.tree.chains.draw_chain_coins`)."""
+    places = batch.lengths[:, None] * MAX_TREE_NODES + numbers(columns, batch.lengths.device)
+    return ops.coins(sampling.keys, places, sampling.seed, purpose)
 
 
 def top_candidates(logits: Tensor, topk: int, ids: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ from ...core.algorithm.host_drafts import HostDrafts
 from ...core.errors import ConfigError
 from ...core.scheduler.config import VERIFY_ALL
 from ...core.scheduler.engine import Engine
+from ...core.tree.chains import AcceptRule
 from ..batch.pools import KVPool, Rings
 from ..batch.states import StatePool
 from ..draft.block import BlockDraft
@@ -22,6 +23,9 @@ from ..ops.debug import CheckedOps
 from ..types.ops import Ops
 from .executor import TorchExecutor
 from .parts import DEFAULT_OPTIONS, DraftModel, ExecutorModels, ExecutorOptions
+
+DRAWN_FROM = 64
+"""A draft is drawn from at most so many of its likeliest tokens."""
 
 
 def build_executor(
@@ -47,7 +51,7 @@ def build_executor(
     for model in (target, draft_model):
         if model is not None:
             pack_projections(model)
-    models = _with_pools(engine, target, draft_model, ops, rings, options.debug)
+    models = _with_pools(engine, target, draft_model, ops, rings, options)
     executor = TorchExecutor(engine, models, options)
     if options.graph_sizes is not None:
         sizes = options.graph_sizes if models.draft.is_captured else None
@@ -65,10 +69,15 @@ def _refuse_prefix_cache(target: Decoder, draft_model: DraftModel | None, rings:
 
 
 def _with_pools(
-    engine: Engine, target: Decoder, draft_model: DraftModel | None, ops: Ops, rings: Rings | None, debug: bool
+    engine: Engine,
+    target: Decoder,
+    draft_model: DraftModel | None,
+    ops: Ops,
+    rings: Rings | None,
+    options: ExecutorOptions,
 ) -> ExecutorModels:
     """Return the models with pools for all slots of the engine, and the draft of its algorithm."""
-    config, algorithm = engine.config, engine.algorithm
+    config, algorithm, debug = engine.config, engine.algorithm, options.debug
     num_slots = (config.num_pages + 1) * config.page_size
     pool = pool_for(target, num_slots, target, config.max_running, debug, rings)
     draft_pool = None
@@ -79,13 +88,25 @@ def _with_pools(
     )
     shape = AlgorithmShape(
         steps=engine.sizes.max_steps if heads is None else heads.num_layers,
-        topk=engine.controller.topk,
+        topk=_relayed_topk(engine, target, draft_model, options.accept_rule),
         hidden_size=relayed_hidden_size(algorithm.drafter, draft_model),
         target_vocab_size=target.vocab_size,
     )
     draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
     parked = ParkedDraft(ops, algorithm.relay_fields(shape)[1:])
     return ExecutorModels(ops, target, pool, draft, parked, draft_model, draft_pool, relayed=shape)
+
+
+def _relayed_topk(engine: Engine, target: Decoder, draft_model: DraftModel | None, rule: AcceptRule) -> int:
+    """Return how many candidates a round relays for the first draft of the next one. Raises ConfigError for a rule of
+    chains where drafts are trees."""
+    topk = engine.controller.topk
+    if not rule.draws_drafts or draft_model is None or engine.algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD):
+        return topk
+    if topk > 1:
+        message = f"{rule} verifies chains, and with topk {topk} drafts are trees; expected {AcceptRule.TARGET}"
+        raise ConfigError.of("<engine>", "accept_rule", message)
+    return min(DRAWN_FROM, draft_model.vocab_size, target.vocab_size)
 
 
 def pool_for(
@@ -124,7 +145,8 @@ def _draft(
     shape: AlgorithmShape,
 ) -> Draft:
     drafter, name = algorithm.drafter, algorithm.name
-    topk, page_size = engine.controller.topk, engine.config.page_size
+    topk, page_size = shape.topk, engine.config.page_size
+    draws = topk > engine.controller.topk
     if drafter is Drafter.NONE:
         return NoDraft(ops)
     if drafter is Drafter.LOOKUP:
@@ -141,10 +163,10 @@ def _draft(
     if drafter is Drafter.HEAD:
         if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagleHeads | BlockHead):
             raise _another_form(name, "one head for all steps")
-        return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size)
+        return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size, draws)
     if not isinstance(model, Decoder):
         raise _another_form(name, "a language model")
-    return BranchDraft(ops, LanguageModelNetwork(model, shape.target_vocab_size), pool, topk, page_size)
+    return BranchDraft(ops, LanguageModelNetwork(model, shape.target_vocab_size), pool, topk, page_size, draws)
 
 
 def _another_form(name: str, what: str) -> ConfigError:

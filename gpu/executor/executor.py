@@ -75,7 +75,7 @@ class TorchExecutor:
         self.relay_storage: TorchStorage = parts.relay_storage
         self.future_map: FutureMap = parts.future_map
         own = models.ops, models.target, models.pool, models.draft
-        decode_round = DecodeRound(*own, self._producers, parked=models.parked)
+        decode_round = DecodeRound(*own, self._producers, parked=models.parked, accept_rule=options.accept_rule)
         self.graphs = RoundGraphs(decode_round, parts, models, options)
         self._prompts = PromptRunner(models, parts, self._producers)
         given = options.graph_sizes

@@ -29,12 +29,12 @@ from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...core.contract.future_map import LENGTH_FIELD
 from ...core.contract.step import DraftBudget, RoundShape
 from ..batch.uploads import layout, on_device, uploads_to, views
-from ..draft.port import BudgetInputs, RoundBatch
+from ..draft.port import BudgetInputs, RoundBatch, SamplingInputs
 from ..types.ops import DeviceTree, LogitTables, Ops
 from ..types.shards import WHOLE
 from .capture import MakeMasks, capture, capture_halves, without_masks
 from .parts import ExecutorModels, ExecutorOptions, RowParts
-from .round import DecodeRound, Passed, RoundResult, SamplingInputs, unmeasured
+from .round import DecodeRound, Passed, RoundResult, unmeasured
 from .rows import HostBudget, HostSampling
 from .running import pack
 from .shaping import Changed, Changes, MaskPlace
@@ -155,9 +155,8 @@ class CapturedRound:
         def begin() -> Passed:
             lengths, relayed = cells.gather(rows)
             roots = relayed["bonus_tokens"]
-            batch = replace(
-                padding, rows=rows, lengths=lengths, roots=roots, proposed=trees, row_nodes=row_nodes, budget=budget
-            )
+            batch = replace(padding, rows=rows, lengths=lengths, roots=roots, proposed=trees)
+            batch = replace(batch, row_nodes=row_nodes, budget=budget, sampling=sampling)
             return decode_round.begin(batch, relayed, outputs, unmeasured)
 
         def finish(passed: Passed) -> RoundResult:

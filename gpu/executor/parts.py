@@ -10,6 +10,7 @@ from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, SpecAlgorithm
 from ...core.contract.future_map import FutureMap
 from ...core.scheduler.engine import Engine
+from ...core.tree.chains import AcceptRule
 from ..batch.pools import KVPool
 from ..draft.port import Draft, RoundLimits
 from ..models.decoder import Decoder
@@ -33,6 +34,7 @@ class ExecutorOptions:
     graph_sampling: bool = True  # capture batches that sample, too
     graph_outputs: bool = True  # capture batches with requests that ask for per-token outputs, too
     acceptance: AcceptanceProcess | None = None  # simulated acceptance: how many drafts are accepted
+    accept_rule: AcceptRule = AcceptRule.TARGET  # where requests sample; look-up and several heads draw no drafts
     seed: int = 0
     debug: bool = False
     eager: bool | None = None  # begin steps when they are launched; None: what suits the device

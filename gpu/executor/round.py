@@ -18,12 +18,13 @@ from torch import Tensor
 
 from ...core.contract.step import RoundShape
 from ...core.draws import Purpose
+from ...core.tree.chains import AcceptRule
 from ...core.tree.outputs import NodeOutputs
 from ..batch.pools import KVPool, PagedAttention
 from ..batch.states import TreeStates
 from ..batch.uploads import upload
 from ..draft.branches import at_column
-from ..draft.port import Accepted, Draft, NoDraft, Relayed, RoundBatch
+from ..draft.port import Accepted, Draft, NoDraft, Relayed, RoundBatch, SamplingInputs, round_coins
 from ..kernels.constants import numbers
 from ..kernels.rounds.build_tree import shorten_rows
 from ..kernels.rounds.verify_sampling import sample_torch
@@ -92,23 +93,6 @@ class EventPhaseClock(PhaseClock):
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingInputs:
-    """How each of n rows turns logits into tokens; absent where every row is greedy."""
-
-    temperature: Tensor  # float64 [n]
-    top_p: Tensor  # float64 [n]
-    top_k: Tensor  # int64 [n]
-    keys: Tensor  # int64 [n]: the bits of a uint64, of the request's draws
-    filtered: bool  # some row has top-p or top-k
-    seed: int
-
-    def repeated(self, times: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return temperature, top-p and top-k of every node where each row has `times` nodes."""
-        temperature, top_p, top_k = (x.repeat_interleave(times) for x in (self.temperature, self.top_p, self.top_k))
-        return temperature, top_p, top_k
-
-
-@dataclass(frozen=True, slots=True)
 class RoundResult:
     """What a round leaves for bs rows, on the device."""
 
@@ -165,8 +149,10 @@ class DecodeRound:
         producers: Mapping[str, NodeProducer] | None = None,
         *,
         parked: Draft | None = None,
+        accept_rule: AcceptRule = AcceptRule.TARGET,
     ) -> None:
         self._producers = producers or {}
+        self._accept_rule = accept_rule
         self._ops = ops
         self._target = target
         self._pool = pool
@@ -194,7 +180,7 @@ class DecodeRound:
         `longest` bounds accept_lens; None lets the host look, which only a CPU may. Outputs are of the logits before
         `changes`.
         """
-        passed = self.begin(batch, relayed, wanted, phase)
+        passed = self.begin(replace(batch, sampling=sampling), relayed, wanted, phase)
         with phase("verify"):
             made = None if changes is None else changes(passed.tree)
         return self.finish(passed, made, sampling, wanted, forced_runs, longest, phase)
@@ -324,8 +310,11 @@ class DecodeRound:
         probs = self._ops.target_probs(logits, *parameters, filtered=sampling.filtered)
         probs = probs if packing is None else packing.spread(probs)
         positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
-        accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)
+        if tree.drawn is not None:
+            accept = round_coins(self._ops, batch, sampling, tree.width, Purpose.CHAIN_COIN)
+            return self._ops.verify_chains(tree, probs, accept, bonus, self._accept_rule)
+        accept = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.ACCEPT_COIN)
         return self._ops.verify_sampling(tree, probs, accept, bonus)
 
     def _compacted(self, passed: Passed, verified: DeviceVerified, wanted: frozenset[str]) -> NodeOutputs[Tensor]:

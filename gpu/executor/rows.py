@@ -15,7 +15,7 @@ from ...core.contract.step import DraftBudget, Join, TableWrites
 from ...core.draws import request_key
 from ...core.errors import InvariantViolation
 from ..batch.uploads import uploads_to
-from .round import SamplingInputs
+from ..draft.port import SamplingInputs
 
 NO_STOP = -2  # fills a row's list of stop tokens; no token, and no placeholder either
 

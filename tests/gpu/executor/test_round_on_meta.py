@@ -15,9 +15,9 @@ from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.draft.branches import BranchDraft, _SingleBranch
 from foredraft.gpu.draft.heads import HeadsDraft
 from foredraft.gpu.draft.network import HeadNetwork, LanguageModelNetwork
-from foredraft.gpu.draft.port import NoDraft, RoundLimits
+from foredraft.gpu.draft.port import NoDraft, RoundLimits, SamplingInputs
 from foredraft.gpu.executor.build import carried_size
-from foredraft.gpu.executor.round import DecodeRound, SamplingInputs, unmeasured
+from foredraft.gpu.executor.round import DecodeRound, unmeasured
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.eagle import Eagle3Head, EagleHead, MultiLayerEagleHeads
 from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig

@@ -20,6 +20,7 @@ import torch
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.draws import Purpose, request_key, uniform
 from foredraft.core.prompt import Prompt
+from foredraft.core.tree.chains import AcceptRule
 from foredraft.core.tree.verify import sample_tokens, target_distribution
 from foredraft.gpu.tiny.dense import DenseAttention
 from hostile_driver import CALM, Disturbance
@@ -106,6 +107,9 @@ WAYS = {
     "plain": Way(),
     "chain": chain("STANDALONE", 3),
     "tree": tree("STANDALONE", 3, 4, 14),
+    "drawn chain": replace(chain("STANDALONE", 3), rule=AcceptRule.REJECTION),
+    "blocks": replace(chain("STANDALONE", 3), rule=AcceptRule.BLOCK),
+    "EAGLE blocks": replace(chain("EAGLE", 2, page_size=4, num_pages=2500), rule=AcceptRule.BLOCK),
     "EAGLE tree": tree("EAGLE", 2, 4, 15, page_size=4, num_pages=2500),
     "EAGLE-3 tree": tree("EAGLE3", 2, 4, 12),
     "heads": tree("MULTI_LAYER_EAGLE", 3, 4, 16),
@@ -184,7 +188,7 @@ SAME = [
 
 
 @pytest.mark.fast(ci="EAGLE tree")
-@pytest.mark.parametrize("name", ["plain", "chain", "tree", "EAGLE tree", "heads", "look-up"])
+@pytest.mark.parametrize("name", ["plain", "chain", "blocks", "tree", "EAGLE tree", "heads", "look-up"])
 def test_the_way_of_serving_changes_no_token(name):
     def tokens(config, seed=7):
         config = {"page_size": 1, "num_pages": 600, **config}

@@ -14,6 +14,7 @@ from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
 from foredraft.core.scheduler.rules import OurRules
+from foredraft.core.tree.chains import AcceptRule
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.executor import TorchExecutor
 from foredraft.gpu.executor.outputs import NodeProducer
@@ -44,6 +45,7 @@ class Way:
     draft: DraftModel | None = None
     shape: dict | None = None  # of `fixed_controller`, `steps` among it
     config: dict | None = None
+    rule: AcceptRule = AcceptRule.TARGET
 
     def controller(self) -> AdaptiveController:
         shape = {"steps": 0, **(self.shape or {})}
@@ -127,6 +129,7 @@ def serve(
             producers=producers or {},
             make_matcher=make_matcher,
             graph_sizes=graph_sizes,
+            accept_rule=way.rule,
         ),
     )
     before(executor)
