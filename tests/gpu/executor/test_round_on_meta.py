@@ -11,6 +11,7 @@ from foredraft.core.adaptive.graphs import GraphKey
 from foredraft.core.algorithm.algorithm import AlgorithmShape
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.step import RoundShape
+from foredraft.core.tree.chains import AcceptRule
 from foredraft.gpu.batch.pools import KVPool
 from foredraft.gpu.draft.branches import BranchDraft, _SingleBranch
 from foredraft.gpu.draft.heads import HeadsDraft
@@ -45,12 +46,12 @@ def distributions_are_one_kernel(monkeypatch):
     monkeypatch.setattr(type(OPS), "target_probs", staticmethod(launched))
 
 
-def draft_on_meta(algorithm: str, target: Decoder, topk: int):
+def draft_on_meta(algorithm: str, target: Decoder, topk: int, draws: bool):
     if algorithm == "NONE":
         return NoDraft(OPS)
     if algorithm == "STANDALONE":
         model = Decoder(small_config(num_layers=1), OPS, META, torch.float32)
-        return BranchDraft(OPS, LanguageModelNetwork(model, model.vocab_size), pool_of(model), topk, page_size=4)
+        return BranchDraft(OPS, LanguageModelNetwork(model, model.vocab_size), pool_of(model), topk, 4, draws)
     head_config = HeadConfig(
         algorithm=algorithm,
         model=small_config(num_layers=1),
@@ -65,7 +66,7 @@ def draft_on_meta(algorithm: str, target: Decoder, topk: int):
         head.set_vocabulary(torch.arange(20))
     if algorithm == MULTI_LAYER_EAGLE:
         return HeadsDraft(OPS, head, pool_of(head), topk, num_rows=BATCH)
-    return BranchDraft(OPS, HeadNetwork(head), pool_of(head), topk, page_size=4)
+    return BranchDraft(OPS, HeadNetwork(head), pool_of(head), topk, 4, draws)
 
 
 def pool_of(model) -> KVPool:
@@ -76,20 +77,29 @@ def pool_of(model) -> KVPool:
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize(("algorithm", "steps", "topk", "nodes"), CASES)
 def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, sampled):
-    target = Decoder(small_config(), OPS, META, torch.float32)
-    draft = draft_on_meta(algorithm, target, topk)
+    run_on_meta(algorithm, RoundShape(steps, topk, nodes), sampled)
+
+
+@pytest.mark.parametrize("rule", [AcceptRule.REJECTION, AcceptRule.BLOCK])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", EAGLE3])
+def test_nothing_in_a_round_of_drawn_drafts_looks_at_a_value(algorithm, rule):
+    run_on_meta(algorithm, RoundShape.chain(3), True, rule)
+
+
+def run_on_meta(algorithm: str, round_shape: RoundShape, sampled: bool, rule: AcceptRule = AcceptRule.TARGET) -> None:
+    steps, topk, _ = round_shape
+    target, relayed_topk = Decoder(small_config(), OPS, META, torch.float32), 8 if rule.draws_drafts else topk
+    draft = draft_on_meta(algorithm, target, relayed_topk, rule.draws_drafts)
     width = steps + 1
     table = torch.zeros((BATCH + 1, 64), dtype=torch.int32, device=META)
     batch = replace(
-        RoundLimits(table, max_len=41, max_nodes=9, max_position=40).padding(
-            GraphKey(RoundShape(steps, topk, nodes), BATCH)
-        ),
+        RoundLimits(table, max_len=41, max_nodes=9, max_position=40).padding(GraphKey(round_shape, BATCH)),
         row_numbers=np.arange(1, BATCH + 1),
     )
     hidden_size = 16
     if algorithm == MULTI_LAYER_EAGLE:
         hidden_size = carried_size(draft._heads)
-    shape = AlgorithmShape(4 if algorithm == MULTI_LAYER_EAGLE else max(steps, 1), topk, hidden_size)
+    shape = AlgorithmShape(4 if algorithm == MULTI_LAYER_EAGLE else max(steps, 1), relayed_topk, hidden_size)
     relayed = {
         field.name: torch.zeros((BATCH, *field.shape_suffix), dtype=getattr(torch, field.dtype), device=META)
         for field in get_algorithm(algorithm).relay_fields(shape)
@@ -100,7 +110,7 @@ def test_nothing_in_a_round_looks_at_a_value(algorithm, steps, topk, nodes, samp
         ints = torch.ones(BATCH, dtype=torch.int64, device=META)
         sampling = SamplingInputs(reals, reals, ints, ints, True, 0)
     wanted = frozenset({"logprobs", "top_logprobs", "hidden_states"})
-    result = DecodeRound(OPS, target, pool_of(target), draft).run(
+    result = DecodeRound(OPS, target, pool_of(target), draft, accept_rule=rule).run(
         batch, relayed, sampling, wanted, None, width, unmeasured
     )
     assert result.emitted.shape == (BATCH, width)

@@ -19,6 +19,7 @@ import pytest
 import torch
 from foredraft.core.contract.request import Request, SamplingParams
 from foredraft.core.draws import Purpose, request_key, uniform
+from foredraft.core.errors import ConfigError
 from foredraft.core.prompt import Prompt
 from foredraft.core.tree.chains import AcceptRule
 from foredraft.core.tree.verify import sample_tokens, target_distribution
@@ -199,6 +200,18 @@ def test_the_way_of_serving_changes_no_token(name):
         assert tokens(config) == first, config
     other = tokens({}, seed=8)
     assert sum(other[f"r{i}"] == first[f"r{i}"] for i in range(6)) == 1  # the greedy one
+
+
+def test_captured_rounds_draw_the_same_drafts():
+    way = replace(WAYS["blocks"], config={"page_size": 1, "num_pages": 600})
+    captured = serve(way, requests_for(), graph_sizes=(2, 4))
+    assert captured.executor.graphs.reports and captured.tokens == serve(way, requests_for()).tokens
+
+
+def test_drawn_drafts_are_refused_in_trees():
+    way = replace(WAYS["EAGLE tree"], rule=AcceptRule.REJECTION)
+    with pytest.raises(ConfigError, match="accept_rule: rejection verifies chains, and with topk 4 drafts are trees"):
+        serve(way, requests_for(1))
 
 
 def test_plain_samples_survive_retraction():
