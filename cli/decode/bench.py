@@ -177,7 +177,9 @@ OWN = {  # options of a session of which a benchmark says more
     ),
 }
 # What cells decide, and what a benchmark keeps as it is, is no option of it.
-SHARED = SESSION.keys() - {"adaptive", "policy", "max_running", "context_len", "kv_tokens", "window_kv", "debug"}
+SHARED = SESSION.keys() - {
+    *("adaptive", "policy", "accept_rule", "max_running", "context_len", "kv_tokens", "window_kv", "debug")
+}
 
 _MODELS = {"model", "draft", "dtype", "seed", "as_json", "quiet"}
 _ROUNDS = {"random_weights", "quantized", "kv_dtype", "algorithm", "steps", "topk", "num_draft_tokens", "acceptance"}

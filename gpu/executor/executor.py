@@ -63,6 +63,7 @@ class TorchExecutor:
         self.draft_model: DraftModel | None = models.draft_model
         self.draft_pool: KVPool | None = models.draft_pool
         self.relayed: AlgorithmShape = models.relayed
+        self.accept_rule = options.accept_rule
         self.counters = ExecutorCounters()
         on_gpu = self.device.type == "cuda"
         self.clock: PhaseClock = EventPhaseClock() if on_gpu else PhaseClock()

@@ -21,6 +21,7 @@ from ...core.scheduler.spec import (
     resolve_spec,
 )
 from ...core.tree.build import MAX_TREE_NODES
+from ...core.tree.chains import AcceptRule
 from ...observe.input_files import read_text
 from ..models.divided import check_shards, sharded
 from ..types.session_options import AUTO, DECLARED, KEEP, RING, wrong_values
@@ -237,6 +238,9 @@ def check_choices(options: SessionOptions) -> None:
         problems.append(
             Problem("multi_step_rounds", f"{options.multi_step_rounds} rounds; with tensor_parallel a step has one")
         )
+    if options.topk > 1 and options.accept_rule in [rule for rule in AcceptRule if rule.draws_drafts]:
+        message = f"{options.accept_rule} verifies chains, and with topk {options.topk} drafts are trees"
+        problems.append(Problem("accept_rule", message))
     if not 0.0 < options.memory_fraction <= 1.0:
         problems.append(Problem("memory_fraction", f"must be in (0, 1], got {options.memory_fraction}"))
     if problems:
@@ -247,11 +251,13 @@ def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: st
     """Return every option that this algorithm or device makes no use of, with the reason."""
     reasons = {
         "drafts_nothing": f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)",
+        "draws_nothing": f"{algorithm.name} draws no drafts; it needs a draft model, or one head for all steps",
         "no_overlap": f"algorithm {algorithm.name} does not support overlap mode",
         "not_the_cpu": f"{device} computes, not the CPU",
     }
     holds = {
         "drafts_nothing": not algorithm.is_speculative,
+        "draws_nothing": algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD),
         "no_overlap": not algorithm.supports_overlap,
         "not_the_cpu": device != "cpu",
     }

@@ -146,6 +146,5 @@ def _compile(
 def spare_executor(own: TorchExecutor, engine: Engine) -> TorchExecutor:
     """Return an executor of `engine` with the models of `own`."""
     ops = ops_for(str(own.device))
-    return build_executor(
-        engine, own.target, own.draft_model, ops, ExecutorOptions(in_rings=own.pool.rings is not None)
-    )
+    options = ExecutorOptions(in_rings=own.pool.rings is not None, accept_rule=own.accept_rule)
+    return build_executor(engine, own.target, own.draft_model, ops, options)

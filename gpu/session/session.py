@@ -14,6 +14,7 @@ from ...core.contract.request import Grammar, Request
 from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineRole
 from ...core.scheduler.engine import Engine
+from ...core.tree.chains import AcceptRule
 from ...observe.engine_lines import EngineLines, engine_lines
 from ..types.session_options import INT8, RING, SessionOptions
 from .devices import QuantizedChoice, keeps_quantized
@@ -156,6 +157,7 @@ def load_engine(
                 seed=options.seed,
                 debug=options.debug,
                 in_rings=options.window_kv == RING,
+                accept_rule=AcceptRule(options.accept_rule or AcceptRule.TARGET),
                 make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),
             ),
         )

@@ -15,6 +15,7 @@ AUTO = "auto"
 KEEP, UNPACK, INT8 = "keep", "unpack", "int8"
 FP8 = "fp8"
 POLICIES = ("ema", "goodput")
+ACCEPT_RULES = ("target", "rejection", "block")
 PAGED, RING = "paged", "ring"
 
 MODEL, SPECULATION, ENGINE = "Model and draft", "Speculation", "Engine and device"  # of the commands' help
@@ -107,6 +108,18 @@ class SessionOptions:
             "ema|goodput",
             known=POLICIES,
             unused="drafts_nothing",
+        ),
+    )
+    accept_rule: str | None = field(
+        default=None,
+        metadata=_about(
+            "Which drafts of requests that sample are kept. target: the draft's likeliest tokens, by the model's "
+            "probabilities alone. rejection, block: chains that the draft draws, by both models' probabilities. Default: "
+            "target.",
+            SPECULATION,
+            "target|rejection|block",
+            known=ACCEPT_RULES,
+            unused="draws_nothing",
         ),
     )
     device: str = field(

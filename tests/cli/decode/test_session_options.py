@@ -64,6 +64,10 @@ def test_an_option_with_the_name_of_a_sessions_has_its_declaration(command):
             assert one.default == SESSION[one.name].default
 
 
+def test_the_rules_of_acceptance_are_the_cores():
+    assert ACCEPT_RULES == tuple(AcceptRule)
+
+
 def test_a_benchmark_has_the_defaults_of_a_session():
     assert {one.name for one in dataclasses.fields(BenchOptions)} >= SHARED
     usual = {one.name: one.default for one in dataclasses.fields(SessionOptions) if one.name != "model"}
