@@ -13,9 +13,10 @@ from foredraft.cli.decode.options import SESSION
 from foredraft.cli.decode.selftest import selftest
 from foredraft.cli.serving.serve import serve
 from foredraft.core.errors import ConfigError
+from foredraft.core.tree.chains import AcceptRule
 from foredraft.gpu.measure.plan import BenchOptions
 from foredraft.gpu.session.plan import check_choices
-from foredraft.gpu.types.session_options import DECLARED, SessionOptions
+from foredraft.gpu.types.session_options import ACCEPT_RULES, DECLARED, SessionOptions
 
 BOUNDED = [name for name, declared in DECLARED.items() if declared.least is not None]
 LISTED = [name for name, declared in DECLARED.items() if declared.known]
@@ -65,7 +66,7 @@ def test_an_option_with_the_name_of_a_sessions_has_its_declaration(command):
 
 
 def test_the_rules_of_acceptance_are_the_cores():
-    assert ACCEPT_RULES == tuple(AcceptRule)
+    assert tuple(AcceptRule) == ACCEPT_RULES
 
 
 def test_a_benchmark_has_the_defaults_of_a_session():
