@@ -205,7 +205,7 @@ class BranchDraft(Draft):
         self, batch: RoundBatch, sampling: SamplingInputs, ids: Tensor, probabilities: Tensor, hidden: Tensor | None
     ) -> DeviceTree:
         """Draw each draft from its candidates [bs, K], as the target's tokens are sampled from all."""
-        steps, drafts, drawn = batch.shape.steps, list[Tensor](), list[tuple[Tensor, Tensor]]()
+        steps, drafts, drawn = batch.shape.steps, list[Tensor](), list[tuple[Tensor, Tensor, Tensor]]()
         coins = round_coins(self._ops, batch, sampling, steps, Purpose.DRAFT_COIN)
         branch = _SingleBranch(self._ops, self._pool, batch, self._network.shifted) if steps > 1 else None
         for step in range(steps):
@@ -216,9 +216,10 @@ class BranchDraft(Draft):
             probs = self._ops.target_probs(probabilities.log(), *parameters)
             place = sample_torch(probs, coins[:, step]).clamp_(min=0)  # NaN is no distribution, nor verified as one
             drafts.append(ids.gather(1, place.unsqueeze(1)))
-            drawn.append((ids, probs))
+            drawn.append((ids, probs, probabilities[:, 0]))
         tree = self._ops.build_chain(batch.roots, torch.cat(drafts, 1), batch.lengths, batch.max_position)
-        return replace(tree, drawn=DrawnDrafts(*(torch.stack(parts, 1) for parts in zip(*drawn, strict=True))))
+        ids, probs, confidence = (torch.stack(parts, 1) for parts in zip(*drawn, strict=True))
+        return replace(tree, drawn=DrawnDrafts(ids, probs), confidence=confidence)
 
     def _tree(self, batch: RoundBatch, ids: Tensor, probabilities: Tensor, hidden: Tensor | None) -> DeviceTree:
         bs, topk = ids.shape
