@@ -1,6 +1,6 @@
 """Simulates every published point, judges the simulations and writes docs/evidence/accuracy.md: `make accuracy`.
 
-    python benchmarks/accuracy.py [--kept] [--by FIELD] [--workers N]   (the extra measured; takes long)
+    python benchmarks/accuracy.py [--kept] [--by FIELD] [--workers N]   (the extra measured; minutes)
 
 `simulated.py` simulates the points of `published/`; with `--kept` the times that stand there are judged. Written are
 the tables of the page and sim/cost/deployments/deployments.json, which has by model, format, GPU, server, parallelism,

@@ -88,6 +88,7 @@ class PricedOperations:
 
     def __init__(self, own: Any, others: Sequence[Any]) -> None:
         self._own, self._others = own, tuple(others)
+        self.has_copies = isinstance(own, WideExperts)
         self.launches_ns: dict[str, float] = {}
         few = [_decode(rows, 1024, own) for rows in COMPARED_ROWS]
         for name, elsewhere_ns in self._elsewhere(partial(_decode, COMPARED_ROWS[0], 1024)).items():
@@ -207,7 +208,7 @@ def measured_tables(
     version = package_version()
     config, options = question(shape, system, server, parallel)
     is_wide = system in WIDE_SYSTEMS and parallel.data > 1 and parallel.devices == parallel.expert >= LEAST_WIDE
-    asked = [TABLE_VERSION, version, config, options, system, server, *(["copies of experts"] if is_wide else [])]
+    asked = [TABLE_VERSION, version, config, options, system, server, *(["experts with copies"] if is_wide else [])]
     text = json.dumps(asked, sort_keys=True)
     identity = hashlib.sha256(text.encode()).hexdigest()
     path = cache_folder("kernels") / f"{identity[:24]}.npz"
@@ -299,6 +300,8 @@ def _query(operations: PricedOperations, source: str, has_verify: bool, has_head
     lm_head += [lm_head[-1] * tokens / ROWS[-1] for tokens in TOKENS if tokens > ROWS[-1]]
     by_tokens = few + many
     experts = np.array([sums["experts"] for sums in by_tokens])
+    if operations.has_copies:  # the prompts of its graph have none
+        experts = np.array([decode_pass(tokens, 1024)["experts"] for tokens in TOKENS])
     decode = np.array([[decode_pass(rows, c)["attention"] for c in CONTEXTS] for rows in ROWS])
     verify = np.empty(0)
     if has_verify:

@@ -144,6 +144,7 @@ def test_experts_that_are_spread_over_a_rack_have_copies_and_exchange_tokens(tmp
     assert (
         wide.experts[0] == 52e3 and wide.layers[0] == 4e3 and wide.source.endswith("experts with copies under trtllm")
     )
+    assert wide.experts[-1] == 52e3 * TOKENS[-1] and narrow.experts[-1] == 500e3, "the price of a prompt in this test"
     assert narrow.experts[0] == one_node.experts[0] == 500e3
     assert asked == [
         ("gb300", "sglang", False),
