@@ -55,6 +55,7 @@ def ways(pair: Path, context_len: int) -> list[DecodeWay]:
             "multi-layer EAGLE, 2 heads",
             replace(plain, draft=pair / "multi_layer_eagle", algorithm="MULTI_LAYER_EAGLE", steps=2),
         ),
+        DecodeWay("DFlash, block of 6", replace(plain, draft=pair / "dflash", algorithm="DFLASH")),
         DecodeWay("NGRAM", replace(plain, algorithm="NGRAM", steps=5)),
     ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.algorithm.algorithm import Drafter
-from ..core.algorithm.registry import executed_algorithm, get_algorithm
+from ..core.algorithm.registry import get_algorithm
 from ..core.contract.events import EventSink
 from ..core.errors import ConfigError
 from ..core.scheduler.engine import Engine
@@ -27,7 +27,7 @@ from ..gpu.types.ops import Ops
 from ..sim.scenario import Scenario
 
 MEASURED_STEPS = "1,3,5,7"  # of the chains of a profile
-PAIR_DRAFTS = {"STANDALONE": "draft", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "multi_layer_eagle"}
+PAIR_DRAFTS = {"STANDALONE": "draft", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "multi_layer_eagle", "DFLASH": "dflash"}
 SESSION_KEYS = {  # of a scenario -> of a session
     "model.context_len": "context_len",
     "speculation.steps": "steps",
@@ -103,7 +103,7 @@ def way_of_scenario(
 
     A draft that `base` does not name is the one of the `pair`. Raises ConfigError.
     """
-    speculation, algorithm = scenario.speculation, executed_algorithm(scenario.speculation.algorithm)
+    speculation, algorithm = scenario.speculation, get_algorithm(scenario.speculation.algorithm)
     tables = scenario.model_dump()
     changes = {
         name: tables[key.partition(".")[0]][key.partition(".")[2]]

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.tree.build import Candidates, VerifyTree, build_chain, build_tree, expand_topk, first_candidates
+from ...gpu.draft.network import HeadNetwork, LanguageModelNetwork
 from ...gpu.kernels.layers.delta_rule import L2_EPS, recur_torch
 from ...gpu.models.decoder import Capture, Decoder
 from ...gpu.models.eagle import DraftHead, MultiLayerEagleHeads
@@ -184,6 +185,18 @@ def dense_block(head: BlockHead, target: Decoder, text: Sequence[int], steps: in
     head.keep_context(head.prepare_hidden(captured_states(target, text[:-1], head.aux_layers)), attention)
     hidden = head.run_block(torch.tensor([[text[-1]] + [head.mask_token] * (places - 1)]), attention)
     return head.choose(hidden[:, -steps:], torch.tensor(text[-1:]))[0].tolist()
+
+
+def dense_masked(draft: Decoder | DraftHead, target: Decoder, text: Sequence[int], steps: int) -> list[int]:
+    """Draft the tokens of a row whose text ends with the root, in one pass with a mask for each but the first."""
+    is_model = isinstance(draft, Decoder)
+    network = LanguageModelNetwork(draft, target.vocab_size) if is_model else HeadNetwork(draft)
+    tokens, hidden = [*text[1 - is_model :], *[network.mask_token] * (steps - 1)], None
+    if not is_model:
+        known = network.prepare(captured_states(target, text[:-1], draft.aux_layers))
+        hidden = torch.cat([known, network.masked_hidden(steps - 1)])
+    _, logits_hidden = network.run(torch.tensor(tokens), hidden, DenseAttention([len(tokens)]))
+    return network.candidates(logits_hidden[-steps:], 1)[0][:, 0].tolist()
 
 
 # -- recurrent layers -------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from .dense_drafting import (
     PlainRecurrence,
     Shape,
     dense_block,
+    dense_masked,
     dense_tree,
 )
 from .torch_models import (
@@ -259,9 +260,10 @@ class CheckedExecutor(WrappedExecutor):
                 return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
         target, draft = self.models
-        if isinstance(draft, BlockHead):
+        if draft is not None and self._drafts_at_once:
+            at_once = dense_block if isinstance(draft, BlockHead) else dense_masked
             with torch.no_grad():
-                drafts = dense_block(draft, target, text, steps)[: num_draft_tokens - 1]
+                drafts = at_once(draft, target, text, steps)[: num_draft_tokens - 1]
             return {tuple(drafts[: n + 1]) for n in range(len(drafts))}
         dense = self._dense(text, Shape(steps, topk, num_draft_tokens, self.config.context_len - 1), noise)
         if dense is None:
@@ -270,7 +272,7 @@ class CheckedExecutor(WrappedExecutor):
         return _drafts(tokens, parents)
 
     def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
-        if self.executor.algorithm.drafter is Drafter.LOOKUP or isinstance(self.models[1], BlockHead):
+        if self.executor.algorithm.drafter is Drafter.LOOKUP or self._drafts_at_once:
             return None
         shape = Shape(steps, 1, steps + 1, self.config.context_len - 1)
         found = [self._dense(text, shape, noise) for noise in range(3)]
@@ -280,6 +282,11 @@ class CheckedExecutor(WrappedExecutor):
             return None
         survival = [1.0, *(float(level.scores[0, 0]) for level in first.levels)]
         return [own / before for before, own in pairwise(survival)]
+
+    @property
+    def _drafts_at_once(self) -> bool:
+        algorithm = self.executor.algorithm
+        return algorithm.in_one_pass or algorithm.drafter is Drafter.BLOCK
 
     def _dense(self, text: Sequence[int], shape: Shape, noise: int) -> DenseProposal | None:
         """Return what the draft proposes behind a text, computed without a pool; None if more than the text decides."""

@@ -25,7 +25,7 @@ from ...gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig
 from ...gpu.models.decoder import Decoder
 from ...gpu.models.eagle import DraftHead
 from ...gpu.models.heads.block_config import QWEN3
-from ...gpu.models.heads.config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from ...gpu.models.heads.config import FUSING, MULTI_LAYER_EAGLE, HeadConfig
 from ...gpu.models.rope import Rope
 from ...gpu.models.weights import initialize
 from ...gpu.ops.host_ops import HostOps
@@ -102,12 +102,13 @@ def draft_model(algorithm: str, vocab_size: int, kind: TargetKind = PLAIN) -> Dr
         model=_config(vocab_size, HIDDEN, 1, TargetKind(head_dim=kind.head_dim)),
         target_hidden_size=HIDDEN,
         draft_vocab_size=vocab_size,
-        aux_layers=(0, 1, 2) if form == EAGLE3 else (),
+        aux_layers=(0, 1, 2) if form in FUSING else (),
+        mask_token=vocab_size - 1,
         num_heads=NUM_HEADS if form == MULTI_LAYER_EAGLE else 1,
         network=network_of(get_algorithm(algorithm)),
     )
     head = _sharpened(new_head(config, target_model(vocab_size, kind)), 2)
-    if form == EAGLE3:
+    if form in FUSING:
         head.set_vocabulary(torch.arange(vocab_size))
     else:
         _pass_tokens_on(head)
@@ -171,7 +172,8 @@ def _weigh_layers(model: Any, context: float) -> None:
 
 def _near(target: Decoder) -> Decoder:
     """Make a draft that agrees with the target more often than not."""
-    draft = Decoder(target.config, OPS, "cpu", torch.float32)
+    config = replace(target.config, mask_token=target.vocab_size - 1)
+    draft = Decoder(config, OPS, "cpu", torch.float32)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for mine, theirs in zip(draft.parameters(), target.parameters(), strict=True):

@@ -29,7 +29,7 @@ def tiny(
     directory: Directory = None, size: Size = "tiny", seed: Seed = 0, as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Train a small language model and three drafts for it.
+    """Train a small language model and four drafts for it.
 
     The models learn from short Python modules that are made up. Training is as
     long on every machine, counted in steps. The command saves Hugging Face
@@ -39,6 +39,7 @@ def tiny(
         DIR/draft               a smaller Llama (STANDALONE)
         DIR/eagle3              an EAGLE-3 head
         DIR/multi_layer_eagle   one EAGLE head per step
+        DIR/dflash              a block drafter
         DIR/pair.json           options, versions, losses, accept lengths
 
         foredraft tiny

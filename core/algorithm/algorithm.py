@@ -62,7 +62,9 @@ class SpecAlgorithm:
     `draft_form` is the form of the draft's checkpoint, named after the built-in algorithm that uses it ("" if there is
     none). `usual_acceptance` is the acceptance preset, or the kind of text, that a simulation takes by default.
     `draft_time_share` is the time of proposing on the host in a simulated round, as a share of the verify pass.
-    `simulated_only`: the cost model knows the algorithm, and no executor runs it yet.
+    `needs_hidden_states`: a round relays a hidden state, and a handoff has one. `reads_hidden_states`: the draft takes
+    those of all committed tokens, of the passes that compute them, and none is relayed. `in_one_pass`: one pass over
+    mask tokens drafts all tokens of a round.
     """
 
     name: str = "NONE"
@@ -74,7 +76,8 @@ class SpecAlgorithm:
     needs_hidden_states: bool = False
     supports_overlap: bool = True
     supports_trees: bool = False
-    simulated_only: bool = False
+    reads_hidden_states: bool = False
+    in_one_pass: bool = False
 
     @property
     def is_speculative(self) -> bool:
@@ -83,7 +86,8 @@ class SpecAlgorithm:
     def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
         """Return how much hidden state a forward pass of `phase` keeps for the draft;
         NULL everywhere if none is needed."""
-        return capture_mode(phase, self.needs_hidden_states)
+        reads = self.reads_hidden_states and phase in (ForwardPhase.PREFILL, ForwardPhase.VERIFY)
+        return capture_mode(phase, self.needs_hidden_states or reads)
 
     def prefix_key_kind(self) -> Literal["token", "bigram"]:
         """Return the kind of prefix key: bigrams if draft KV looks one token ahead and so depends on the next token

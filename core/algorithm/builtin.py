@@ -6,7 +6,7 @@ import numpy as np
 
 from ..contract.future_map import FutureMap, RelayField
 from ..contract.handoff_batch import DraftInput, HandoffBatch
-from ..contract.hidden import CaptureHiddenMode, ForwardPhase, MissingHiddenState, capture_mode
+from ..contract.hidden import ForwardPhase, MissingHiddenState
 from ..errors import Problem
 from .algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from .ngram import NgramProposer
@@ -140,11 +140,20 @@ class MultiLayerEagle(Eagle):
         return problems
 
 
+MOST_MASKED = 32  # a window of accepted tokens and masks has at most 64 places
+
+
 class OnePassDrafting(TopKDrafting):
     """Algorithms that draft all tokens of a round in one pass, behind mask tokens: one candidate for each of them."""
 
     supports_trees = False
-    simulated_only = True
+    in_one_pass = True
+
+    def problems(self, shape: AlgorithmShape) -> list[Problem]:
+        problems = super().problems(shape)
+        if shape.steps > MOST_MASKED:
+            problems.append(Problem("steps", f"{self.name} drafts at most {MOST_MASKED} tokens in a pass"))
+        return problems
 
     def num_relayed_candidates(self, shape: AlgorithmShape) -> int:
         return max(shape.steps, 1)
@@ -156,6 +165,8 @@ class ParallelEagle(OnePassDrafting, Eagle3):
 
     name = "P_EAGLE"
     draft_form = "P_EAGLE"
+    needs_hidden_states = False
+    reads_hidden_states = True
     usual_acceptance = "eagle3-llama-chat"
 
 
@@ -181,8 +192,7 @@ class BlockDrafting(SpecAlgorithm):
     draft_form = "DFLASH"
     draft_kv = DraftKV.UNSHIFTED
 
-    def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
-        return capture_mode(phase, phase in (ForwardPhase.PREFILL, ForwardPhase.VERIFY))
+    reads_hidden_states = True
 
     def problems(self, shape: AlgorithmShape) -> list[Problem]:
         problems = super().problems(shape)

@@ -100,16 +100,6 @@ def get_algorithm(name: str) -> SpecAlgorithm:
     return _instances[key]
 
 
-def executed_algorithm(name: str) -> SpecAlgorithm:
-    """Return the algorithm called `name`. Raises ConfigError for an unknown one, and for one that only the simulator
-    knows."""
-    algorithm = get_algorithm(name)
-    if algorithm.simulated_only:
-        message = f"{algorithm.name} is simulated, and no executor runs it yet: see `foredraft simulate`"
-        raise ConfigError.of("<arguments>", "algorithm", message)
-    return algorithm
-
-
 def _instance_of(cls: type[SpecAlgorithm]) -> SpecAlgorithm:
     """Make a plugin's algorithm. Raises ConfigError with all of its unusable answers."""
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models.decoder import Decoder
-from ..models.eagle import DraftHead
+from ..models.eagle import DraftHead, ParallelEagleHead
 from ..types.attention import BatchAttention
 from .port import top_candidates
 
@@ -27,6 +27,15 @@ class DraftNetwork(ABC):
 
     def prepare(self, captured: Tensor) -> Tensor:
         """Map the target's hidden states [n, C] to the network's second input beside a token, [n, H]."""
+        raise AssertionError("a language model drafts from tokens alone")
+
+    @property
+    def mask_token(self) -> int:
+        """The token that stands for one to be drafted."""
+        raise AssertionError("a network that drafts one token after another has no mask")
+
+    def masked_hidden(self, count: int) -> Tensor:
+        """Return what `prepare` would give for `count` masks, [count, H]."""
         raise AssertionError("a language model drafts from tokens alone")
 
     @abstractmethod
@@ -66,6 +75,12 @@ class LanguageModelNetwork(DraftNetwork):
         self._own, self._shared = model.vocab_size, min(model.vocab_size, target_vocab)
         self._may_lack_tokens = model.vocab_size < target_vocab
 
+    @property
+    def mask_token(self) -> int:
+        mask = self._decoder.config.mask_token
+        assert mask is not None, "its configuration names the mask"
+        return mask
+
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[None, Tensor]:
         assert hidden is None, "a language model drafts from tokens alone"
         if self._may_lack_tokens:
@@ -90,6 +105,16 @@ class HeadNetwork(DraftNetwork):
 
     def prepare(self, captured: Tensor) -> Tensor:
         return self._head.prepare_hidden(captured)
+
+    @property
+    def mask_token(self) -> int:
+        mask = self._head.config.mask_token
+        assert mask is not None, "its configuration names the mask"
+        return mask
+
+    def masked_hidden(self, count: int) -> Tensor:
+        assert isinstance(self._head, ParallelEagleHead), "a head with a state for masks"
+        return self._head.prepare_hidden(self._head.mask_hidden.view(1, -1)).expand(count, -1)
 
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[Tensor, Tensor]:
         assert hidden is not None, "a head drafts from hidden states"

@@ -13,7 +13,8 @@ from ..batch.states import StatePool
 from ..draft.block import BlockDraft
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
-from ..draft.network import HeadNetwork, LanguageModelNetwork
+from ..draft.masked import MaskedDraft
+from ..draft.network import DraftNetwork, HeadNetwork, LanguageModelNetwork
 from ..draft.port import Draft, NoDraft, ParkedDraft, ProposedDraft
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, MultiLayerEagleHeads
@@ -100,8 +101,9 @@ def _with_pools(
 def _relayed_topk(engine: Engine, target: Decoder, draft_model: DraftModel | None, rule: AcceptRule) -> int:
     """Return how many candidates a round relays for the first draft of the next one. Raises ConfigError for a rule of
     chains where drafts are trees."""
-    topk = engine.controller.topk
-    if not rule.draws_drafts or draft_model is None or engine.algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD):
+    topk, algorithm = engine.controller.topk, engine.algorithm
+    is_drawn = rule.draws_drafts and algorithm.drafter in (Drafter.MODEL, Drafter.HEAD) and not algorithm.in_one_pass
+    if draft_model is None or not is_drawn:
         return topk
     if topk > 1:
         message = f"{rule} verifies chains, and with topk {topk} drafts are trees; expected {AcceptRule.TARGET}"
@@ -152,6 +154,12 @@ def _draft(
     if drafter is Drafter.LOOKUP:
         return ProposedDraft(ops, HostDrafts(algorithm, shape))
     assert pool is not None and shape.target_vocab_size is not None, "a network has KV of its own"
+
+    def network_draft(network: DraftNetwork) -> Draft:
+        if algorithm.in_one_pass:
+            return MaskedDraft(ops, network, pool, shape.steps)
+        return BranchDraft(ops, network, pool, topk, page_size, draws)
+
     if drafter is Drafter.HEADS:
         if not isinstance(model, MultiLayerEagleHeads):
             raise _another_form(name, "one head per step")
@@ -163,10 +171,10 @@ def _draft(
     if drafter is Drafter.HEAD:
         if not isinstance(model, DraftHead) or isinstance(model, MultiLayerEagleHeads | BlockHead):
             raise _another_form(name, "one head for all steps")
-        return BranchDraft(ops, HeadNetwork(model), pool, topk, page_size, draws)
+        return network_draft(HeadNetwork(model))
     if not isinstance(model, Decoder):
         raise _another_form(name, "a language model")
-    return BranchDraft(ops, LanguageModelNetwork(model, shape.target_vocab_size), pool, topk, page_size, draws)
+    return network_draft(LanguageModelNetwork(model, shape.target_vocab_size))
 
 
 def _another_form(name: str, what: str) -> ConfigError:

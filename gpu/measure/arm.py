@@ -120,7 +120,9 @@ class BatchArm:
         self._batches = [prompts[begin : begin + size] for begin in range(0, len(prompts), size)]
         self._max_tokens = max_tokens
         steps, verified = arm.spec.max_steps, size * arm.spec.max_num_draft_tokens
-        self._bytes: RoundBytes = round_bytes(arm.target, arm.draft, engine.algorithm.drafter, steps, verified)
+        self._bytes: RoundBytes = round_bytes(
+            arm.target, arm.draft, engine.algorithm.drafter, steps, verified, engine.algorithm.in_one_pass
+        )
 
     @property
     def own_executor(self) -> TorchExecutor:

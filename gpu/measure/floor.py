@@ -45,14 +45,21 @@ class RoundBytes:
 
 
 def round_bytes(
-    target: Decoder, draft: DraftModel | None, drafter: Drafter, steps: int, verified_tokens: int
+    target: Decoder,
+    draft: DraftModel | None,
+    drafter: Drafter,
+    steps: int,
+    verified_tokens: int,
+    in_one_pass: bool = False,
 ) -> RoundBytes:
     """Return the bytes that a round must read. `verified_tokens`, the nodes of the whole batch, decide how many
-    experts are read."""
+    experts are read. `in_one_pass`: the pass that catches up drafts, too."""
     weights = decoder_pass_bytes(target, verified_tokens)
     kv, states = decoder_kv_bytes(target), state_bytes(target)
     if draft is None or steps == 0 or drafter in (Drafter.NONE, Drafter.LOOKUP):
         return RoundBytes(weights, kv, states)
+    if in_one_pass:
+        steps = 1
     # S − 1 passes propose, one catches up.
     if isinstance(draft, Decoder):
         of_draft = tuple((window, steps * size) for window, size in decoder_kv_bytes(draft))

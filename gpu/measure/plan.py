@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ...core.acceptance.presets import PRESET_NAMES, usual_preset
 from ...core.acceptance.process import AcceptanceProcess, FixedMeanAcceptance, GaussianAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
-from ...core.algorithm.registry import executed_algorithm, get_algorithm
+from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem, nearest
 from ...core.kv.request_table import ceil_to_page
 from ...core.scheduler.config import EngineConfig
@@ -271,12 +271,12 @@ def _models(
     if options.model is None:
         assert options.random_weights is not None, "a benchmark is of a checkpoint or of a shape"
         target = shape_of(options.random_weights)
-        algorithm = executed_algorithm("EAGLE3" if options.algorithm.lower() == AUTO else options.algorithm)
+        algorithm = get_algorithm("EAGLE3" if options.algorithm.lower() == AUTO else options.algorithm)
         draft = draft_shape(target, algorithm, max(steps), options.draft)
     else:
         check_directories(session)
         target = ModelConfig.from_directory(session.model)
-        algorithm = executed_algorithm(algorithm_name(session))
+        algorithm = get_algorithm(algorithm_name(session))
         draft = draft_config(session, algorithm, target)
         heads = most_drafts_of(draft, algorithm)
         if options.steps is None and heads is not None:

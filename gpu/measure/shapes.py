@@ -24,7 +24,7 @@ from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.heads.block_config import QWEN3
-from ..models.heads.config import EAGLE3, HeadConfig, default_aux_layers
+from ..models.heads.config import FUSING, MULTI_LAYER_EAGLE, P_EAGLE, HeadConfig, default_aux_layers
 from ..models.rope import Rope
 from ..models.stored.quantized import Quantization
 from ..models.weights import allocate, initialize
@@ -60,7 +60,9 @@ def draft_shape(
     sizes.
     """
     if algorithm.drafter is Drafter.MODEL:
-        return _small_model(target) if given is None else shape_of(given, "draft")
+        small = _small_model(target) if given is None else shape_of(given, "draft")
+        mask = small.vocab_size - 1 if small.mask_token is None and algorithm.in_one_pass else small.mask_token
+        return replace(small, mask_token=mask)
     if given is not None:
         message = f"{given!r} is a shape for STANDALONE drafts; {algorithm.name} needs none to be given"
         raise ConfigError.of("<arguments>", "draft", message)
@@ -89,14 +91,15 @@ def _small_model(target: ModelConfig) -> ModelConfig:
 
 
 def _head(target: ModelConfig, algorithm: str, max_steps: int) -> HeadConfig:
-    is_eagle3 = algorithm == EAGLE3
+    is_eagle3 = algorithm in FUSING
     return HeadConfig(
         algorithm=algorithm,
         model=replace(_plain_layers(target), num_layers=1, tied_embeddings=False),
         target_hidden_size=target.hidden_size,
         draft_vocab_size=min(EAGLE3_VOCABULARY, target.vocab_size) if is_eagle3 else target.vocab_size,
         aux_layers=default_aux_layers(target.num_layers) if is_eagle3 else (),
-        num_heads=1 if algorithm in (EAGLE3, "EAGLE") else max_steps,
+        num_heads=max_steps if algorithm == MULTI_LAYER_EAGLE else 1,
+        mask_token=target.vocab_size - 1 if algorithm == P_EAGLE else None,
     )
 
 

@@ -26,10 +26,18 @@ from ..types.ops import NO_OPS, Ops
 from ..types.shards import WHOLE, Shard, ShardCut, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
-from .eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads, PredictionLayer, unprefixed
+from .eagle import (
+    DraftHead,
+    Eagle3Head,
+    EagleHead,
+    MultiLayerEagleHeads,
+    ParallelEagleHead,
+    PredictionLayer,
+    unprefixed,
+)
 from .heads.block import BlockHead, MarkovHead, WalkedHead
 from .heads.block_config import BLOCKS
-from .heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from .heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, P_EAGLE, PARD, HeadConfig
 from .mlps import ExpertMlp
 from .projection import WeightProduct
 from .stored.kv_scales import read_kv_scales
@@ -50,6 +58,7 @@ HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHea
     EAGLE: EagleHead,
     EAGLE3: Eagle3Head,
     MULTI_LAYER_EAGLE: MultiLayerEagleHeads,
+    P_EAGLE: ParallelEagleHead,
     **dict(zip(BLOCKS, (BlockHead, WalkedHead, MarkovHead), strict=True)),
 }
 STANDALONE = "STANDALONE"
@@ -109,11 +118,11 @@ def load_draft(
     Raises ConfigError if it does not fit the target, CheckpointError for its files, ForedraftError for an algorithm
     without a model.
     """
-    if algorithm == STANDALONE:
+    if algorithm in (STANDALONE, PARD):
         positions = target.config.max_position_embeddings
         return load_target(directory, target.ops, target.device, target.dtype, positions, kv_dtype=target.kv_dtype)
     if algorithm not in HEADS:
-        known = ", ".join((STANDALONE, *HEADS))
+        known = ", ".join((STANDALONE, PARD, *HEADS))
         raise ForedraftError(f"{algorithm} has no draft checkpoint; those that have: {known}")
     return _load_head(Path(directory), algorithm, target, network)
 

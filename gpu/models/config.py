@@ -87,6 +87,7 @@ class ModelConfig:
     sinks: bool = False  # see `Softmax`
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    mask_token: int | None = None  # PARD: stands for a token to be drafted
     dtype: torch.dtype = torch.float32
     shard: Shard = WHOLE  # the part whose sizes these are, of a model on several devices
     quantization: Quantization | None = field(default=None, compare=False)  # of the files
@@ -210,6 +211,7 @@ class ModelConfig:
             "tie_word_embeddings": self.tied_embeddings,
             "bos_token_id": self.bos_token_id,
             "eos_token_id": _ids_to_json(self.eos_token_ids),
+            **({} if self.mask_token is None else {"pard_token": self.mask_token}),
             "pad_token_id": None,  # some families' default is past a small vocabulary
             "torch_dtype": next(name for name, dtype in DTYPES.items() if dtype is self.dtype),
             **self._ropes_to_dict(),

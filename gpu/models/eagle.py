@@ -288,10 +288,13 @@ class Eagle3Head(DraftHead):
         )
         self.hidden_norm = self._empty(model.hidden_size)
         self.midlayer = Layer(model, 0, self.ops, self.device, self.dtype, input_size=2 * model.hidden_size)
+        self.layers = nn.ModuleList(
+            Layer(model, i, self.ops, self.device, self.dtype) for i in range(1, self.num_layers)
+        )
         self.norm_weight = self._empty(model.hidden_size)
         self._fuse = Projection(self.fc_weight, self.fc_bias)
         self.projections = (*self.projections, self._fuse)
-        self._layers = (self.midlayer,)
+        self._layers: tuple[Layer, ...] = (self.midlayer, *self.layers)  # type: ignore[arg-type]
         input_norm = self.midlayer.input_norm
         assert input_norm is not None, "the layer has a norm of its own"
         self._norms = (input_norm, self.hidden_norm, self.norm_weight)
@@ -328,7 +331,9 @@ class Eagle3Head(DraftHead):
         if self.fc_bias is not None:
             yield NamedWeight("fc.bias", self.fc_bias.detach())
         yield NamedWeight("midlayer.hidden_norm.weight", self.hidden_norm.detach())
-        yield from (replace(weight, name=f"midlayer.{weight.name}") for weight in self.midlayer.checkpoint_weights())
+        for i, layer in enumerate(self._layers):
+            name = f"layers.{i}" if i else "midlayer"
+            yield from (replace(weight, name=f"{name}.{weight.name}") for weight in layer.checkpoint_weights())
         yield NamedWeight("norm.weight", self.norm_weight.detach())
 
     def canonical_name(self, name: str) -> str:
@@ -337,3 +342,23 @@ class Eagle3Head(DraftHead):
         for place, former in enumerate(("aux_norm_low", "aux_norm_mid", "aux_norm_high")):
             name = name.replace(f"{former}.", f"fc_norm.{place}.")
         return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+
+
+class ParallelEagleHead(Eagle3Head):
+    """P-EAGLE: an EAGLE-3 head, of one layer or several, that drafts all tokens of a round in one pass. `mask_hidden`
+    stands in for the fused states of a mask token, which the target has not seen."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        target: Decoder,
+        own_embeddings: bool = False,
+        own_lm_head: bool = True,
+        fc_bias: bool = False,
+    ) -> None:
+        super().__init__(config, target, own_embeddings, own_lm_head, fc_bias)
+        self.mask_hidden: Tensor = self._empty(1, 1, len(config.aux_layers) * config.target_hidden_size)
+
+    def checkpoint_weights(self) -> Iterator[NamedWeight]:
+        yield NamedWeight("mask_hidden", self.mask_hidden.detach())
+        yield from super().checkpoint_weights()

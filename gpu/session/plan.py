@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, SpecAlgorithm
-from ...core.algorithm.registry import executed_algorithm
+from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, Problem
 from ...core.scheduler.config import EngineConfig, EngineSizes
 from ...core.scheduler.spec import (
@@ -108,7 +108,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     check_choices(options)
     check_directories(options)
     target = ModelConfig.from_directory(options.model)
-    algorithm = executed_algorithm(algorithm_name(options))
+    algorithm = get_algorithm(algorithm_name(options))
     num_ranks = options.tensor_parallel
     device = resolve_device(options.device)
     if num_ranks > 1:
@@ -329,6 +329,9 @@ def draft_config(
         network = network_of(algorithm)
         return replace(HeadConfig.from_directory(options.draft, algorithm.draft_form, target), network=network)
     draft = ModelConfig.from_directory(options.draft)
+    if algorithm.in_one_pass and draft.mask_token is None:
+        message = f"is missing: {algorithm.name} drafts behind masks, and the draft does not say which token is one"
+        raise ConfigError.of(str(Path(options.draft) / "config.json"), "pard_token", message)
     if draft.vocab_size != target.vocab_size:
         check_same_tokens(options.model, options.draft, target.vocab_size, draft.vocab_size)
     return draft

@@ -21,19 +21,22 @@ from torch.nn import functional as F
 
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
+from ..models.heads.block import BlockHead
 from ..types.ops import Capture
-from .dense import DenseAttention, UnrolledAttention, shifted
+from .dense import BlockAttention, DenseAttention, UnrolledAttention, shifted
 from .training import fast_products
 
 Draft = Decoder | DraftHead
+BLOCK_EVERY = 4  # the places at which a block drafter learns: more steps at fewer places are worth more
 
 
 @dataclass(frozen=True, slots=True)
 class Proposals:
-    """One step's logits for tokens `first` … t − 1 of each text."""
+    """One step's logits for tokens `first` … t − 1 of each text, or for each `every`-th of them."""
 
     first: int
-    logits: Tensor  # [b, t − first, draft vocabulary]
+    logits: Tensor  # [b, (t − first) / every, draft vocabulary]
+    every: int = 1
 
 
 @torch.no_grad()
@@ -45,12 +48,15 @@ def teach(target: Decoder, texts: Tensor, aux_layers: tuple[int, ...] = ()) -> t
     return target.logits(out.hidden).view(b, t, -1), captured.view(b, t, -1)
 
 
-def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int) -> Iterator[Proposals]:
-    """Run `num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model ignores it)."""
+def propose(draft: Draft, texts: Tensor, captured: Tensor, num_steps: int, every: int = 1) -> Iterator[Proposals]:
+    """Run `num_steps` steps of the draft at every place; `captured` is `teach`'s (a language model ignores it). A block
+    drafter, which has `num_steps` tokens more to run at each place, may run at each `every`-th alone."""
     if isinstance(draft, Decoder):
         return _propose_standalone(draft, texts, num_steps)
     if isinstance(draft, MultiLayerEagleHeads):
         return _propose_heads(draft, texts, captured, num_steps)
+    if isinstance(draft, BlockHead):
+        return _propose_blocks(draft, texts, captured, num_steps, every)
     assert isinstance(draft, Eagle3Head), type(draft)
     return _propose_unrolled(draft, texts, captured, num_steps)
 
@@ -96,6 +102,23 @@ def _propose_heads(heads: MultiLayerEagleHeads, texts: Tensor, captured: Tensor,
         hidden = _one_slot_later(out.hidden, b)
 
 
+def _propose_blocks(
+    head: BlockHead, texts: Tensor, captured: Tensor, num_steps: int, every: int
+) -> Iterator[Proposals]:
+    """Run blocks behind the tokens 1, 1 + every, …, whose places i propose the tokens i behind them."""
+    b, t = texts.shape
+    assert not head.parts.samples_anchor, "a place proposes its own token"
+    anchors = torch.arange(1, t - 1, every, device=texts.device).expand(b, -1)
+    tokens = texts[:, 1:-1:every].reshape(-1, 1)
+    tokens = torch.cat((tokens, tokens.new_full((len(tokens), num_steps), head.mask_token)), 1)
+    attention = BlockAttention(anchors, t, num_steps + 1, head.is_causal)
+    head.keep_context(head.prepare_hidden(captured.reshape(b * t, -1)), attention)
+    hidden = head.run_block(tokens, attention).view(*anchors.shape, num_steps + 1, -1)
+    for step in range(1, num_steps + 1):
+        within = hidden[:, : len(range(1, t - step, every)), step]
+        yield Proposals(step + 1, head.logits(within.flatten(0, 1)).view(*within.shape[:2], -1), every)
+
+
 def _logits(head: DraftHead, hidden: Tensor, batch_size: int, step: int) -> Tensor:
     """Step s exists from slot s on."""
     hidden = hidden.view(batch_size, -1, hidden.shape[-1])[:, step:]
@@ -137,9 +160,9 @@ def distillation_loss(target: Decoder, draft: Draft, texts: Tensor, num_steps: i
         best = best.clamp(min=0)
     probabilities = logits.softmax(-1)
     total, weights, weight = texts.new_zeros((), dtype=logits.dtype), 0.0, 1.0
-    for proposals in propose(draft, texts, captured, num_steps):
+    for proposals in propose(draft, texts, captured, num_steps, BLOCK_EVERY):
         # The target's logits at place i − 1 are about token i.
-        places = slice(proposals.first - 1, texts.shape[1] - 1)
+        places = slice(proposals.first - 1, texts.shape[1] - 1, proposals.every)
         logs = proposals.logits.log_softmax(-1)
         soft = -(probabilities[:, places] * logs).sum(-1)
         hard = -logs.gather(-1, best[:, places, None])[..., 0]

@@ -1,19 +1,23 @@
-"""Making a pair: target, STANDALONE draft, EAGLE-3 head, multi-layer EAGLE draft, one after another, each kept
-when it is done."""
+"""Making a pair: target, STANDALONE draft, EAGLE-3 head, multi-layer EAGLE draft, block drafter, one after another,
+each kept when it is done."""
 
 from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
 import torch
 from torch import Tensor
 
+from ...core.model_shape import BlockParts
+from ...core.model_shape.block_heads import DFLASH
 from ..models.checkpoint import (
     STANDALONE,
     load_draft,
@@ -26,6 +30,8 @@ from ..models.checkpoint import (
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead, Eagle3Head, MultiLayerEagleHeads
+from ..models.heads.block import BlockHead
+from ..models.heads.block_config import QWEN3
 from ..models.heads.config import EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
 from ..models.layer import Layer
 from ..models.mixers import GroupedAttention
@@ -48,7 +54,8 @@ from .sizes import PairOptions, Schedule, TinyShape, TinySize, making, publish, 
 from .training import HEAD_RATES, LANGUAGE_MODEL_RATES, LossOf, OnProgress, Trained, TrainingProgress, train
 
 TARGET = "target"
-ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE}  # by directory
+ALGORITHMS = {"draft": STANDALONE, "eagle3": EAGLE3, "multi_layer_eagle": MULTI_LAYER_EAGLE, "dflash": DFLASH}
+"""By directory."""
 PARTS = (TARGET, *ALGORITHMS)
 TRAINING = "training.json"  # in each part: how it was trained
 SAMPLING_TEMPERATURE = 0.7  # of the half of the target's own texts that are not greedy
@@ -140,18 +147,19 @@ class _Workshop:
 
     def _make_draft(self, part: str, target: Decoder, texts: Tensor) -> None:
         size, seed = self.size, self.options.seed
+        schedule = size.block_schedule if part == "dflash" else size.draft_schedule
         number = PARTS.index(part)
         ids = most_frequent([self._training, texts], size.vocab_size, size.draft_vocab_size)
         draft, num_steps = new_draft(part, size, target, seed + number, ids)
-        from_corpus = max(size.draft_schedule.batch_size // 2, 1)
-        from_target = max(size.draft_schedule.batch_size - from_corpus, 1)
+        from_corpus = max(schedule.batch_size // 2, 1)
+        from_target = max(schedule.batch_size - from_corpus, 1)
 
         def loss_of(step: int, done: float) -> tuple[Tensor, int]:
             windows = corpus_windows(self._training, from_corpus, size.window, seed, number, step)
             windows = _short_first(torch.cat([windows, rows_of(texts, from_target, step)]), done)
             return distillation_loss(target, draft, windows, num_steps, STEP_WEIGHT), windows.numel()
 
-        trained = self._train(part, draft, loss_of, size.draft_schedule)
+        trained = self._train(part, draft, loss_of, schedule)
         with writing_part(self.partial, part) as directory:
             save_draft(draft, directory)
             if isinstance(draft, Decoder):
@@ -173,6 +181,7 @@ class _Workshop:
         chains: dict[str, tuple[int, ...]] = dict.fromkeys(drafts, CHAIN_LENGTHS)
         heads = {n for n in CHAIN_LENGTHS if n <= size.num_heads} | {size.num_heads}
         chains["multi_layer_eagle"] = tuple(sorted(heads))
+        chains["dflash"] = tuple(n for n in CHAIN_LENGTHS if n < size.block_size)
         texts = continue_texts(target, windows[:, : size.prompt_len], size.window)
         measured = {}
         for part, draft in drafts.items():
@@ -254,6 +263,8 @@ def new_draft(part: str, size: TinySize, target: Decoder, seed: int, ids: Tensor
         return new_standalone(size, seed), 1
     if part == "multi_layer_eagle":
         return new_multi_layer_eagle(size, target, seed), size.num_heads
+    if part == "dflash":
+        return new_block_drafter(size, target, seed), size.block_size - 1
     assert ids is not None, "an EAGLE-3 head has a vocabulary of its own"
     return new_eagle3(size, target, ids, seed), size.unroll
 
@@ -278,8 +289,22 @@ def new_multi_layer_eagle(size: TinySize, target: Decoder, seed: int) -> MultiLa
     return head
 
 
-def _head(algorithm: str, target: Decoder, seed: int, **sizes: Any) -> DraftHead:
-    layer = replace(target.config, num_layers=1, tied_embeddings=False)
+def new_block_drafter(size: TinySize, target: Decoder, seed: int) -> BlockHead:
+    """Return a block drafter, whose mask is the token that is rarest in the vocabulary."""
+    parts = BlockParts(block_size=size.block_size, mask_token=target.vocab_size - 1)
+    layers = {"architecture": QWEN3, "qk_norm": True, "num_layers": size.block_layers}
+    head = _head(
+        DFLASH, target, seed, layers, draft_vocab_size=target.vocab_size, block=parts,
+        aux_layers=default_aux_layers(target.num_layers),
+    )  # fmt: skip
+    assert isinstance(head, BlockHead)
+    return head
+
+
+def _head(
+    algorithm: str, target: Decoder, seed: int, layers: Mapping[str, Any] = MappingProxyType({}), **sizes: Any
+) -> DraftHead:
+    layer = replace(target.config, **{"num_layers": 1, "tied_embeddings": False, **layers})
     return random_head(HeadConfig(algorithm, layer, target.hidden_size, **sizes), target, seed)
 
 

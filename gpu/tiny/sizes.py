@@ -55,8 +55,11 @@ class TinySize:
     draft_vocab_size: int  # EAGLE-3's own vocabulary, the most frequent tokens
     num_heads: int  # of the multi-layer EAGLE draft
     unroll: int  # steps of EAGLE-3's training-time test
+    block_layers: int  # of the block drafter
+    block_size: int  # tokens of its block, of which it drafts all but the first
     target_schedule: Schedule
     draft_schedule: Schedule
+    block_schedule: Schedule  # of the block drafter
     num_continuations: int  # texts of the target's own that the drafts learn from
     prompt_len: int  # tokens of the corpus that each of them begins with
     num_measured: int  # held-out prompts on which acceptance is measured
@@ -73,8 +76,11 @@ NANO = TinySize(
     draft_vocab_size=384,
     num_heads=2,
     unroll=2,
+    block_layers=1,
+    block_size=4,
     target_schedule=Schedule(120, 16),
     draft_schedule=Schedule(60, 16),
+    block_schedule=Schedule(120, 16),
     num_continuations=64,
     prompt_len=16,
     num_measured=16,
@@ -91,8 +97,11 @@ TINY = TinySize(
     draft_vocab_size=512,
     num_heads=2,
     unroll=3,
+    block_layers=2,
+    block_size=6,
     target_schedule=Schedule(220, 4),
     draft_schedule=Schedule(50, 4),
+    block_schedule=Schedule(120, 4),
     num_continuations=32,
     prompt_len=64,
     num_measured=32,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from ...core.adaptive import AdaptiveController
-from ...core.algorithm.registry import executed_algorithm, get_algorithm
+from ...core.algorithm.registry import get_algorithm
 from ...core.contract.events import EventSink, ignore
 from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.step import Step, StepResult
@@ -287,7 +287,7 @@ class InspectedExecutor(Protocol):
 def drawn_with(algorithm: str) -> type[ExecutorConfig]:
     """Return what draws configurations of one algorithm, for example of a plugin. Raises ConfigError for an unknown
     one."""
-    name = executed_algorithm(algorithm).name
+    name = get_algorithm(algorithm).name
 
     def draw(cls: type, choose: Choices, has: ExecutorCapabilities) -> ExecutorConfig:
         for _ in range(SHAPES_TRIED):

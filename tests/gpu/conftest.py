@@ -39,5 +39,6 @@ def nano_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     cache = getattr(request.config, "cache", None)
     root = tmp_path_factory.getbasetemp() if cache is None else Path(cache.mkdir("nano_pair"))
     # Some of nano's steps: the target writes no text that repeats itself, and its drafts foresee most of it.
-    size = replace(NANO, target_schedule=Schedule(90, 16), draft_schedule=Schedule(40, 16), num_continuations=32)
+    drafts = {"draft_schedule": Schedule(40, 16), "block_schedule": Schedule(40, 16)}
+    size = replace(NANO, target_schedule=Schedule(90, 16), **drafts, num_continuations=32)
     return make_pair(root / digest.hexdigest()[:16], PairOptions(size), lambda progress: None).directory

@@ -25,13 +25,17 @@ from ....core.model_shape.quantization import CONFIG_KEYS
 from ....core.parsing import ConfigReader
 from ..config import LLAMA, ModelConfig, read_json, read_model_config
 from ..families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
+from ..stored.read_config import PARD_KEYS
 from ..stored.tensor_files import CheckpointError, list_tensors
 from .block_config import BLOCKS, block_keys, read_block
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _NESTED = ("eagle_config",)
 _NORMED = ("use_input_layernorm_in_first_layer", "use_last_layernorm")
-EAGLE, EAGLE3, MULTI_LAYER_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"
+EAGLE, EAGLE3, MULTI_LAYER_EAGLE, P_EAGLE = "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "P_EAGLE"
+FUSING = (EAGLE3, P_EAGLE)  # whose heads fuse hidden states of several target layers
+PARD = "PARD"
+MASK_KEYS = ("mask_token_id", *PARD_KEYS)
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
 _UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
@@ -39,7 +43,11 @@ _UNQUANTIZED = "quantized weights of a head are not implemented; give the one wi
 PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
 _THAT_SEE = tuple(name for name, kinds in MULTIMODAL.items() if any(DECODED[kind].prediction for kind in kinds))
 HEAD_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).is_for_heads)  # whose layers heads are made of
-SPECULATORS = {"eagle": EAGLE, "eagle3": EAGLE3}  # `speculators_model_type` of the format of vLLM's speculators
+SPECULATORS = {
+    "eagle": EAGLE,
+    "eagle3": EAGLE3,
+    "peagle": P_EAGLE,
+}  # `speculators_model_type` of the format of vLLM's speculators
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +68,7 @@ class HeadConfig:
     fc_norm: bool = False  # EAGLE-3.1: each of the target's hidden states is normed before they are fused
     norm_output: bool = False  # EAGLE-3.1: the next step takes the normed output
     block: BlockParts | None = None  # of a block drafter
+    mask_token: int | None = None  # P-EAGLE: stands for a token to be drafted
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
@@ -102,8 +111,9 @@ class HeadConfig:
             algorithm=algorithm,
             model=model or target,
             target_hidden_size=target_hidden_size,
-            draft_vocab_size=reader.integer("draft_vocab_size", vocab_size) if algorithm == EAGLE3 else vocab_size,
-            aux_layers=_read_aux_layers(reader, target) if algorithm == EAGLE3 else (),
+            draft_vocab_size=reader.integer("draft_vocab_size", vocab_size) if algorithm in FUSING else vocab_size,
+            aux_layers=_read_aux_layers(reader, target) if algorithm in FUSING else (),
+            mask_token=read_mask_token(reader, vocab_size) if algorithm == P_EAGLE else None,
             norm_before_residual=reader.flag("norm_before_residual"),
             norm_before_fc=reader.flag("norm_before_fc"),
             fc_norm=reader.flag("fc_norm") or reader.flag("use_aux_norm"),
@@ -125,11 +135,11 @@ class HeadConfig:
         if self.draft_vocab_size > model.vocab_size:
             reader.problem("draft_vocab_size", f"{self.draft_vocab_size} of {model.vocab_size} tokens")
         # EAGLE-3 fuses the target's states to its own width; the others take them as they are.
-        taken = self.target_hidden_size if self.algorithm == EAGLE3 else model.hidden_size
+        taken = self.target_hidden_size if self.algorithm in FUSING else model.hidden_size
         if taken != target.hidden_size:
             sizes = f"states of size {taken}, the target's have {target.hidden_size}"
             reader.problem("hidden_size", f"the head takes hidden {sizes}: it was made for another model")
-        if self.algorithm != EAGLE and model.num_layers != 1:
+        if self.algorithm not in (EAGLE, P_EAGLE) and model.num_layers != 1:
             reader.problem("num_hidden_layers", f"{self.algorithm} heads have one layer each, got {model.num_layers}")
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,9 +147,11 @@ class HeadConfig:
         data = self.model.to_dict()
         if self.block is not None:
             return data | block_keys(self.block, self.algorithm, self.aux_layers, self.draft_vocab_size)
-        suffix = {EAGLE: "Eagle", EAGLE3: "Eagle3"}.get(self.algorithm, "Eagle")
+        suffix = {EAGLE3: "Eagle3", P_EAGLE: "Peagle"}.get(self.algorithm, "Eagle")
         data["architectures"] = [self.model.architecture + suffix]
-        if self.algorithm == EAGLE3:
+        if self.algorithm == P_EAGLE:
+            data |= {"mask_token_id": self.mask_token, "parallel_drafting": True}
+        if self.algorithm in FUSING:
             data["target_hidden_size"] = self.target_hidden_size
             data["draft_vocab_size"] = self.draft_vocab_size
             data |= {key: getattr(self, key) for key in NORMS}
@@ -155,18 +167,28 @@ def _refuse_switches(reader: ConfigReader, algorithm: str) -> None:
     nested = {key: data for key in _NESTED if isinstance(data := reader.get(key), Mapping)}
     places = {key: f"{where}.{key}" for where, data in nested.items() for key in data}
     for key, value in [*reader.data.items(), *(pair for data in nested.values() for pair in data.items())]:
-        is_norm = key in (*NORMS, "use_aux_norm") and algorithm == EAGLE3
-        if value is True and not is_norm and key not in COMPUTED_SWITCHES and not SAYS_NOTHING.search(key):
+        is_known = algorithm in FUSING and key in (*NORMS, "use_aux_norm")
+        is_known |= algorithm == P_EAGLE and key == "parallel_drafting"
+        if value is True and not is_known and key not in COMPUTED_SWITCHES and not SAYS_NOTHING.search(key):
             reader.problem(str(places.get(key, key)), f"true: this is not implemented for {algorithm} heads")
     if not reader.flag("use_aux_hidden_state", True):
         reader.problem("use_aux_hidden_state", "false: EAGLE3 heads that take one hidden state are not implemented")
     for key in _NORMED:
         if not reader.flag(key, True):
             reader.problem(key, f"false: {algorithm} heads without this norm are not implemented")
-    if reader.integer("parallel_draft_step", 1) > 1:
+    if reader.integer("parallel_draft_step", 1) > 1 and algorithm != P_EAGLE:
         reader.problem("parallel_draft_step", "heads that draft several tokens in one pass are not implemented")
     if reader.get("dflash_config"):
         reader.problem("dflash_config", f"the draft is made for {block_kind(reader.data)}, not for {algorithm}")
+
+
+def read_mask_token(reader: ConfigReader, vocab_size: int) -> int | None:
+    """Read which token stands for one to be drafted, from the key that the file has."""
+    key = next((key for key in MASK_KEYS if reader.get(key) is not None), MASK_KEYS[0])
+    mask = reader.integer(key, minimum=0)
+    if mask >= vocab_size:
+        reader.problem(key, f"must be a token from 0 to {vocab_size - 1}, got {mask}")
+    return mask
 
 
 def _tensor_names(directory: str | Path) -> Collection[str]:
@@ -182,7 +204,9 @@ def _with_counted_layers(data: Mapping[str, Any], names: Collection[str]) -> Map
     Lists with an entry for each layer end there, too."""
     heads = {found[1] for name in names if (found := _HEAD_NUMBER.match(name))}
     layers = {found[1] for name in names if (found := _LAYER_NUMBER.search(name))}
-    count = len(layers) or int(any(name.removeprefix("model.").startswith(_ONE_LAYER) for name in names))
+    if any(name.removeprefix("model.").startswith(_ONE_LAYER) for name in names):
+        layers.add("0")
+    count = len(layers)
     counted: dict[str, Any] = {"num_nextn_predict_layers": len(heads)} if heads else {}
     if count:
         counted["num_hidden_layers"] = count
@@ -219,6 +243,7 @@ _MEDUSA, _PREDICTION = "Medusa", "prediction layer"
 _FORMS = (  # the first that a checkpoint has is its form
     _Form(_MEDUSA, ("*.*.weight", "*.*.bias", "*.*.linear.", "medusa_head.")),
     _Form(_PREDICTION, ("mtp_layers.", "mtp.", "layers.*.eh_proj.", "layers.*.enorm.", "layers.*.hnorm.")),
+    _Form(P_EAGLE, ("mask_hidden",), mark="Peagle"),
     _Form(EAGLE3, ("d2t", "midlayer."), mark="Eagle3"),
     _Form(MULTI_LAYER_EAGLE, ("heads.*.",)),
     _Form(EAGLE, ("fc.weight",), mark="Eagle"),
@@ -252,6 +277,8 @@ def head_form(data: Mapping[str, Any], tensor_names: Iterable[str], source: str)
         known = ", ".join(PREDICTION_LAYERS)
         reader.problem("architectures", f"{architectures}: prediction layers are implemented for {known} alone")
     reader.raise_problems()
+    if form is None and any(data.get(key) is not None for key in PARD_KEYS):
+        return PARD
     return EAGLE if form == _PREDICTION else form
 
 
@@ -306,7 +333,7 @@ def _layer_architecture(reader: ConfigReader) -> str | None:
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         reader.problem("architectures", f"must name one architecture, for example {LLAMA}Eagle3; got {names!r}")
         return None
-    for mark in ("Eagle3", "Eagle"):
+    for mark in ("Eagle3", "Peagle", "Eagle"):
         name = names[0].removesuffix(mark).removeprefix(mark)
         if name in HEAD_LAYERS:
             return name

@@ -35,6 +35,9 @@ from ..rope import Rope, read_ropes
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
+PARD_KEYS = ("pard_token", "ptd_token_id")
+
+
 def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any]:
     """Return the fields of `ModelConfig`; what is wrong or missing is noted in `reader`."""
     name = None if architecture is None else MODEL_TYPES[architecture]
@@ -84,6 +87,7 @@ def read_fields(reader: ConfigReader, architecture: str | None) -> dict[str, Any
         "qk_norm": _read_flag(reader, family.has_head_norms),
         "tied_embeddings": sizes["tied_embeddings"],
         "moe": read_experts(reader, name),
+        "mask_token": _mask_token(reader),
         "bos_token_id": next(iter(reader.token_ids("bos_token_id")), None),
         "eos_token_ids": reader.token_ids("eos_token_id"),
         "dtype": _read_dtype(reader),
@@ -235,3 +239,15 @@ def _read_dtype(reader: ConfigReader) -> torch.dtype:
         reader.problem(key, f"{name!r} is none of {', '.join(DTYPES)}")
         return torch.float32
     return DTYPES[name]
+
+
+def _mask_token(reader: ConfigReader) -> int | None:
+    """Read the token that a model takes for one to be drafted (PARD)."""
+    vocab = reader.integer("vocab_size")
+    for key in PARD_KEYS:
+        mask = reader.integer(key, None, minimum=0)
+        if mask is not None and mask >= vocab:
+            reader.problem(key, f"must be a token from 0 to {vocab - 1}, got {mask}")
+        if mask is not None:
+            return mask
+    return None

@@ -88,9 +88,10 @@ class ReferenceDrafter:
         """Return the draft-extend pass's top-k after prefixes uint64 [n] that end in `tokens`: ids int64, probabilities
         float32 [n, m].
 
-        With one head per step m = k · S: head s answers after the first choices of the heads before it.
+        With one head per step, and in one pass, m = k · S: step s answers after the first choices of those before it.
         """
-        heads = max(self.max_steps, 1) if self.algorithm.drafter is Drafter.HEADS else 1
+        at_once = self.algorithm.in_one_pass or self.algorithm.drafter is Drafter.HEADS
+        heads = max(self.max_steps, 1) if at_once else 1
         ids, probabilities = [], []
         for head in range(heads):
             right = None if runs is None else head < runs
@@ -109,6 +110,12 @@ class ReferenceDrafter:
             none = np.zeros((len(request.rows), 0), np.int32)
             tree = build_chain(request.roots, none, request.lengths, self.max_position)
             return Drafted(tree, confidence=none.astype(np.float32))
+        if self.algorithm.in_one_pass:
+            drafts, confidence = (
+                request.relayed[name][:, : request.shape.steps] for name in ("topk_ids", "topk_probabilities")
+            )
+            tree = build_chain(request.roots, drafts, request.lengths, self.max_position)
+            return Drafted(tree, confidence=confidence)
         if self.algorithm.drafter is Drafter.BLOCK:
             drafts, confidence = self._path(request, request.shape.steps)
             tree = build_chain(request.roots, drafts, request.lengths, self.max_position)

@@ -22,6 +22,7 @@ def quick(monkeypatch, tmp_path):
         draft_vocab_size=200,
         target_schedule=sizes.Schedule(3, 2),
         draft_schedule=sizes.Schedule(2, 2),
+        block_schedule=sizes.Schedule(2, 2),
         num_continuations=4,
         num_measured=4,
     )
@@ -33,7 +34,7 @@ def test_a_pair_is_made_shown_and_found_again(command, tmp_path):
     first = command("tiny", tmp_path / "pair", "--size", "nano")
     assert first.code == 0, first.err
     assert "is ready" in first.out and "S=3" in first.out
-    for part in ("target", "draft", "eagle3", "multi_layer_eagle"):
+    for part in ("target", "draft", "eagle3", "multi_layer_eagle", "dflash"):
         assert part in first.out
         assert f"\n{part}: step" in f"\n{first.err}"
     loss = json.loads((tmp_path / "pair" / "pair.json").read_text())["parts"]["target"]["held_out_loss"]

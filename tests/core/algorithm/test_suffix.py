@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from foredraft.core.algorithm.algorithm import AlgorithmShape
 from foredraft.core.algorithm.host_drafts import HostDrafts
-from foredraft.core.algorithm.registry import executed_algorithm
+from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.algorithm.suffix import MAX_EXAMINED, PastOutputs, SuffixDrafts, SuffixIndex, SuffixLimits
 from foredraft.core.contract.step import RoundShape
 
@@ -89,7 +89,7 @@ def test_past_outputs_are_bounded_and_end_where_a_request_ended():
 
 
 def test_outputs_of_rows_that_are_over_are_found_and_prompts_of_others_are_not():
-    algorithm = executed_algorithm("SUFFIX")
+    algorithm = get_algorithm("SUFFIX")
     drafts = HostDrafts(algorithm, AlgorithmShape(steps=4, target_vocab_size=2000))
     shape, row = RoundShape.chain(4), np.array([3])
 

@@ -3,14 +3,18 @@ chunks, pages, cached prefixes, retraction, overlap and every accepted length be
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from cells import MatrixCell
+from foredraft.core.errors import ConfigError
 from foredraft.gpu.models.checkpoint import new_head
 from foredraft.gpu.models.heads.block import MarkovHead
+from foredraft.gpu.models.heads.config import HeadConfig, head_form
 from heads_by_hand import BlockByHand
-from matrix_cells import block_config, sharpened, small_model
+from matrix_cells import VOCAB_SIZE, block_config, sharpened, small_config, small_model
 from test_drafts_dense import serve_watched
 
 WINDOWS = {"windowed_layers": (0,), "window": 3}
@@ -73,3 +77,72 @@ def test_confidences_are_those_of_the_confidence_head():
     wanted = (logits + tensors["confidence_head.proj.bias"]).sigmoid()
     np.testing.assert_allclose(head.confidences(hidden, roots, drafts), wanted, rtol=1e-12)
     assert head.confidences(hidden, roots, drafts).std() > 0
+
+
+PUBLISHED = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+    "vocab_size": VOCAB_SIZE,
+    "block_size": 8,
+    "num_target_layers": 2,
+    "dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 1]},
+}
+SPECULATORS = {
+    "speculators_model_type": "dspark",
+    "architectures": ["DSparkSpeculator"],
+    "transformer_layer_config": {k: v for k, v in PUBLISHED.items() if k.endswith(("size", "s", "dim", "type"))},
+    "draft_vocab_size": VOCAB_SIZE,
+    "block_size": 7,
+    "aux_hidden_state_layer_ids": [1, 2],
+    "mask_token_id": 5,
+    "markov_rank": 3,
+    "markov_head_type": "gated",
+    "speculators_config": {"algorithm": "dspark"},
+}
+SPECULATORS["transformer_layer_config"].pop("architectures")
+
+
+def test_both_published_forms_say_the_same():
+    target = small_config()
+    found = HeadConfig.from_dict(PUBLISHED, "DFLASH", target)
+    assert (found.aux_layers, found.block.mask_token, found.block.most_drafts) == ((1, 2), 5, 7)
+    assert (found.model.architecture, found.model.qk_norm, found.model.num_layers) == ("Qwen3ForCausalLM", True, 2)
+    other = HeadConfig.from_dict(SPECULATORS, "DSPARK", target)
+    assert (other.aux_layers, other.block.mask_token, other.block.most_drafts) == ((1, 2), 5, 7)
+    assert other.model == found.model and other.block.markov_head == "gated" and other.block.samples_anchor
+    for algorithm, config in (("DFLASH", PUBLISHED), ("DSPARK", SPECULATORS)):
+        assert head_form(config, (), "config.json") == algorithm
+    again = HeadConfig.from_dict(other.to_dict(), "DSPARK", target)
+    assert replace(again, settings={}) == replace(other, settings={})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "message"),
+    [
+        ("DFLASH", {"block_size": None}, "block_size: is missing"),
+        ("DFLASH", {"block_size": 1}, "block_size: must be at least 2, got 1"),
+        ("DFLASH", {"dflash_config": {"target_layer_ids": [0, 1]}}, "mask_token_id: is missing"),
+        ("DFLASH", {"dflash_config": {"mask_token_id": 24}}, "mask_token_id: must be a token from 0 to 23, got 24"),
+        ("DFLASH", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [0, 2]}}, "target_layer_ids: must be a list of"),
+        ("DFLASH", {"dflash_config": {"mask_token_id": 5, "target_layer_ids": [1, 0]}}, "target_layer_ids: must be an ascend"),
+        ("DFLASH", {"vocab_size": 30}, "vocab_size: the drafter has 30 tokens, the target has 24"),
+        ("DFLASH", {"draft_vocab_size": 25}, "draft_vocab_size: 25 of 24 tokens"),
+        ("DFLASH", {"hidden_size": 20}, "hidden_size: the drafter takes hidden states of size 20"),
+        ("DFLASH", {"num_target_layers": 3}, "num_target_layers: made for a target of 3 layers"),
+        ("DFLASH", {"architectures": ["DFlashLagunaForCausalLM"]}, "architectures: DFlashLagunaForCausalLM: block drafters w"),
+        ("DFLASH", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantized weights"),
+        ("DFLASH", {"use_aux_hidden_state": False}, "use_aux_hidden_state: false"),
+        ("DSPARK", {}, "architectures: the draft is made for DFLASH, not for DSPARK"),
+    ],
+)  # fmt: skip
+def test_a_drafter_that_does_not_fit_is_one_error_with_file_and_key(algorithm, changes, message):
+    config = {key: value for key, value in (PUBLISHED | changes).items() if value is not None}
+    with pytest.raises(ConfigError) as raised:
+        HeadConfig.from_dict(config, algorithm, small_config(), "draft/config.json")
+    assert "draft/config.json" in str(raised.value) and message in str(raised.value)

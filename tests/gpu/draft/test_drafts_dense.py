@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from foredraft.checks.adapters.dense_drafting import (
     Shape,
     best,
     captured_states,
+    dense_masked,
     dense_tree,
 )
 from foredraft.core.acceptance.process import GaussianAcceptance
@@ -129,6 +131,7 @@ class Watched:
 
     def __init__(self, executor, ops: RecordingOps, target, draft_model, relayed_topk: int, by_hand) -> None:
         self._draft, self._ops, self._by_hand = executor.draft, ops, by_hand
+        self._at_once = executor.algorithm.in_one_pass
         self._target, self._model, self._topk = target, draft_model, relayed_topk
         self._is_heads = isinstance(draft_model, MultiLayerEagleHeads)
         if draft_model is not None and not self._is_heads and by_hand is None:
@@ -176,6 +179,10 @@ class Watched:
             if self._by_hand is not None:
                 states = captured_states(self._target, text[:-1], self._draft.aux_layers)
                 drafts = self._by_hand(text, states, shape.steps) if shape.steps else []
+                assert tree.tokens[i].tolist() == [text[-1], *drafts]
+                continue
+            if self._at_once:
+                drafts = dense_masked(self._model, self._target, text, shape.steps) if shape.steps else []
                 assert tree.tokens[i].tolist() == [text[-1], *drafts]
                 continue
             if self._model is None:
@@ -251,12 +258,14 @@ def serve_watched(
     return watched, count_retractions(events)
 
 
-DRAFTS = ("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+CASES = [
+    *product(("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"), (1, 4), (1, 4)),
+    *product(("P_EAGLE", "PARD"), (1,), (1, 4)),
+]
 
 
-@pytest.mark.fast("EAGLE3-1-4", ci="MULTI_LAYER_EAGLE-4-1")
-@pytest.mark.parametrize(("topk", "page_size"), [(1, 4), (4, 1), (1, 1), (4, 4)])
-@pytest.mark.parametrize("algorithm", DRAFTS)
+@pytest.mark.fast("EAGLE3-1-4", ci=["MULTI_LAYER_EAGLE-4-1", "P_EAGLE-1-4", "PARD-1-1"])
+@pytest.mark.parametrize(("algorithm", "topk", "page_size"), CASES)
 def test_proposals_are_those_of_dense_drafting(algorithm, topk, page_size, record_property):
     common = {"algorithm": algorithm, "topk": topk, "page_size": page_size, "chunk_size": 3, "prefixes": "shared"}
     cells = [

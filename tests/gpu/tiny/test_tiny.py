@@ -29,6 +29,7 @@ MICRO = replace(
     draft_vocab_size=200,
     target_schedule=Schedule(3, 2),
     draft_schedule=Schedule(2, 2),
+    block_schedule=Schedule(2, 2),
     num_continuations=4,
     prompt_len=8,
     num_measured=4,
@@ -109,7 +110,7 @@ def test_an_interrupted_run_leaves_no_pair_and_the_next_goes_on_from_its_finishe
     assert sorted(path.name for path in partial.iterdir()) == [".lock", "draft", "target"]
     seen = Seen()
     made = make_pair(directory, OPTIONS, seen)
-    assert not made.reused and seen.parts == ["own texts", "eagle3", "multi_layer_eagle"]
+    assert not made.reused and seen.parts == ["own texts", "eagle3", "multi_layer_eagle", "dflash"]
     assert not partial.exists()
     assert weights_of(directory) == weights_of(micro_pair)
 

@@ -20,9 +20,9 @@ from foredraft.gpu.tiny.corpus import (
     spread_prompts,
     train_vocabulary,
 )
-from foredraft.gpu.tiny.dense import DenseAttention
+from foredraft.gpu.tiny.dense import BlockAttention, DenseAttention
 from foredraft.gpu.tiny.drafting import accept_length, distillation_loss, measure_drafts, propose, teach
-from foredraft.gpu.tiny.pair import new_eagle3, new_multi_layer_eagle, new_standalone, new_target
+from foredraft.gpu.tiny.pair import new_block_drafter, new_eagle3, new_multi_layer_eagle, new_standalone, new_target
 from foredraft.gpu.tiny.sizes import NANO
 
 TEXT = "def greet(name):\n    return f'Grüße, {name} 🎈'\n"
@@ -81,6 +81,7 @@ def models():
     target = lively_target(0).double()
     target.dtype = torch.float64
     heads = [new_eagle3(NANO, target, torch.arange(0, 384), 1), new_multi_layer_eagle(NANO, target, 2)]
+    heads.append(new_block_drafter(NANO, target, 3))
     texts = torch.randint(0, NANO.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
     return target, heads, texts
 
@@ -90,14 +91,14 @@ def test_a_configuration_says_whether_the_output_layer_is_the_embedding(models):
     own output layer."""
     target, heads, _ = models
     written = [model.config.to_dict() for model in (target, *heads)]
-    assert [config["tie_word_embeddings"] for config in written] == [True, False, False]
-    assert [config["num_hidden_layers"] for config in written] == [NANO.target.num_layers, 1, 1]
+    assert [config["tie_word_embeddings"] for config in written] == [True, False, False, False]
+    assert [config["num_hidden_layers"] for config in written] == [NANO.target.num_layers, 1, 1, 1]
 
 
 @torch.no_grad()
 def test_unrolled_proposals_are_those_of_drafting_one_token_after_another(models):
     """The slow way for every place: true states up to slot j, then the head's own outputs."""
-    target, (head, _), texts = models
+    target, (head, *_), texts = models
     _, captured = teach(target, texts, head.aux_layers)
     for step, proposals in enumerate(propose(head, texts, captured, 3)):
         assert proposals.first == step + 2
@@ -113,7 +114,7 @@ def test_unrolled_proposals_are_those_of_drafting_one_token_after_another(models
 
 @torch.no_grad()
 def test_head_proposals_take_the_state_of_the_head_before_a_slot_earlier(models):
-    target, (_, heads), texts = models
+    target, (_, heads, _), texts = models
     _, captured = teach(target, texts)
     first, second = propose(heads, texts, captured, 2)
     for row in range(2):
@@ -123,6 +124,24 @@ def test_head_proposals_take_the_state_of_the_head_before_a_slot_earlier(models)
         later = torch.cat([torch.zeros_like(own.hidden[:1]), own.hidden[:-1]])
         following = heads.forward(tokens, later, attention, 1)
         torch.testing.assert_close(second.logits[row], heads.logits(following.logits_hidden)[1:])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("every", [1, 3])
+def test_block_proposals_are_those_of_one_block_behind_each_text(models, every):
+    target, (*_, head), texts = models
+    _, captured = teach(target, texts, head.aux_layers)
+    for step, proposals in enumerate(propose(head, texts, captured, 3, every)):
+        assert proposals.first == step + 2
+        for place in range(proposals.logits.shape[1]):
+            anchor = 1 + place * every
+            for row in range(2):
+                attention = BlockAttention(torch.tensor([[anchor]]), anchor, 4, head.is_causal)
+                head.keep_context(head.prepare_hidden(captured[row, :anchor]), attention)
+                tokens = torch.tensor([[int(texts[row, anchor]), *[head.mask_token] * 3]])
+                wanted = head.logits(head.run_block(tokens, attention)[0])[step + 1]
+                torch.testing.assert_close(proposals.logits[row, place], wanted)
+        assert anchor + every + step + 1 >= texts.shape[1]
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foredraft.core.algorithm.registry import executed_algorithm
 from foredraft.core.contract.step import RoundShape
 from foredraft.core.errors import ConfigError
 from foredraft.planning.servers.launch import read_launch
@@ -197,12 +196,6 @@ def test_more_drafts_than_a_trained_block_has_are_said(tmp_path: Path):
     assert not any(
         "was trained" in notice for notice in notices_of(run_with("DFLASH", config | {"block_size": 6}, tmp_path), {})
     )
-
-
-@pytest.mark.parametrize("algorithm", ALL)
-def test_only_simulations_know_them(algorithm: str):
-    with pytest.raises(ConfigError, match=f"algorithm: {algorithm} is simulated, and no executor runs it yet"):
-        executed_algorithm(algorithm)
 
 
 def test_published_acceptance_of_block_drafters():

@@ -20,9 +20,9 @@ from foredraft.gpu.executor.parts import ExecutorOptions
 from foredraft.gpu.models.checkpoint import new_head
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Decoder
-from foredraft.gpu.models.eagle import DraftHead, Eagle3Head, EagleHead, MultiLayerEagleHeads
+from foredraft.gpu.models.eagle import DraftHead
 from foredraft.gpu.models.heads.block_config import BLOCKS, QWEN3
-from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig
+from foredraft.gpu.models.heads.config import FUSING, MULTI_LAYER_EAGLE, P_EAGLE, HeadConfig
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.tiny.dense import DenseAttention
@@ -71,7 +71,7 @@ def small_model(seed: int, **changes) -> Decoder:
 @cache
 def noisy_copy(seed: int, noise: float) -> Decoder:
     """A draft that often agrees with `small_model(seed)`."""
-    source, copy = small_model(seed), Decoder(small_config(), OPS, "cpu", torch.float64)
+    source, copy = small_model(seed), Decoder(small_config(mask_token=VOCAB_SIZE - 1), OPS, "cpu", torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for mine, theirs in zip(copy.parameters(), source.parameters(), strict=True):
@@ -86,18 +86,18 @@ def small_head(seed: int, algorithm: str, num_heads: int = 7) -> DraftHead:
     target = small_model(seed)
     if algorithm in BLOCKS:
         return sharpened(new_head(block_config(algorithm), target), seed)
-    draft_vocab = 20 if algorithm == EAGLE3 else VOCAB_SIZE
+    draft_vocab = 20 if algorithm in FUSING else VOCAB_SIZE
     config = HeadConfig(
         algorithm=algorithm,
-        model=small_config(num_layers=1),
+        model=small_config(num_layers=2 if algorithm == P_EAGLE else 1),
         target_hidden_size=16,
         draft_vocab_size=draft_vocab,
-        aux_layers=(0, 1, 2) if algorithm == EAGLE3 else (),
+        aux_layers=(0, 1, 2) if algorithm in FUSING else (),
+        mask_token=VOCAB_SIZE - 1,
         num_heads=num_heads if algorithm == MULTI_LAYER_EAGLE else 1,
     )
-    head = {EAGLE: EagleHead, EAGLE3: Eagle3Head, MULTI_LAYER_EAGLE: MultiLayerEagleHeads}[algorithm](config, target)
-    sharpened(head, seed)
-    if algorithm == EAGLE3:
+    head = sharpened(new_head(config, target), seed)
+    if algorithm in FUSING:
         head.set_vocabulary(torch.arange(draft_vocab) + 4)
     return head
 
@@ -129,7 +129,7 @@ def draft_of(cell: MatrixCell) -> Decoder | DraftHead | None:
     if algorithm.drafter is not Drafter.MODEL:
         return small_head(seed, algorithm.draft_form)
     if cell.agreement == 0.0:
-        return small_model(9, hidden_size=8, head_dim=2, num_layers=1)
+        return small_model(9, hidden_size=8, head_dim=2, num_layers=1, mask_token=VOCAB_SIZE - 1)
     return noisy_copy(seed, 0.0 if cell.agreement == 1.0 else 0.05)
 
 

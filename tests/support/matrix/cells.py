@@ -13,6 +13,9 @@ from typing import Any
 
 from hostile_driver import Dice
 
+CHAINS_ALONE = ("P_EAGLE", "PARD", "DFLASH", "DFLASH2", "DSPARK")
+"""Algorithms of one pass of a network, which draft no trees."""
+
 
 def _dimension(*values: Any, usual: Any = MISSING) -> Any:
     """Declare a dimension by its choices; `usual` is what a cell has that does not say, if not the first one."""
@@ -25,7 +28,8 @@ class MatrixCell:
     `seed` chooses the workload and the disturbances."""
 
     algorithm: str = _dimension(
-        "NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "SUFFIX", "PLUGIN"
+        *("NONE", "STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "NGRAM", "SUFFIX", "PLUGIN"),
+        *CHAINS_ALONE,
     )
     mode: str = _dimension("synchronous", "overlap")
     page_size: int = _dimension(1, 2, 4, 16)
@@ -69,7 +73,7 @@ def is_legal(cell: MatrixCell) -> bool:
     drafting dimensions."""
     if cell.algorithm == "NONE":
         return all(getattr(cell, name) == value for name, value in PLAIN.items())
-    if cell.algorithm == "SUFFIX" and cell.topk > 1:
+    if cell.algorithm in ("SUFFIX", *CHAINS_ALONE) and cell.topk > 1:
         return False
     if cell.steps == 0 and (cell.policy != "fixed" or cell.topk > 1):
         return False
