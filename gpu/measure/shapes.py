@@ -19,12 +19,13 @@ from ...core.errors import ConfigError, nearest_name
 from ...core.model_shape import BUILT_IN, built_in_config
 from ...core.model_shape.block_heads import BLOCK_LAYERS, USUAL_PARTS, usual_fused_layers
 from ...core.model_shape.matrices import matrix_named
-from ..models.checkpoint import HEADS, kept_products, network_of, new_head, over_positions, random_head, random_weights
+from ..models.checkpoint import kept_products, network_of, new_head, over_positions, random_head, random_weights
 from ..models.config import LLAMA, ModelConfig, read_json
 from ..models.decoder import Decoder
 from ..models.eagle import DraftHead
 from ..models.heads.block_config import QWEN3
 from ..models.heads.config import FUSING, MULTI_LAYER_EAGLE, P_EAGLE, HeadConfig, default_aux_layers
+from ..models.heads.forms import HEADS
 from ..models.rope import Rope
 from ..models.stored.quantized import Quantization
 from ..models.weights import allocate, initialize

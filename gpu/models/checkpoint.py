@@ -26,18 +26,10 @@ from ..types.ops import NO_OPS, Ops
 from ..types.shards import WHOLE, Shard, ShardCut, cut_of
 from .config import ModelConfig
 from .decoder import Decoder
-from .eagle import (
-    DraftHead,
-    Eagle3Head,
-    EagleHead,
-    MultiLayerEagleHeads,
-    ParallelEagleHead,
-    PredictionLayer,
-    unprefixed,
-)
-from .heads.block import BlockHead, MarkovHead, WalkedHead
-from .heads.block_config import BLOCKS
-from .heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, P_EAGLE, PARD, HeadConfig
+from .eagle import DraftHead, MultiLayerEagleHeads, PredictionLayer, unprefixed
+from .heads.block import BlockHead
+from .heads.config import PARD, HeadConfig
+from .heads.forms import HEADS
 from .mlps import ExpertMlp
 from .projection import WeightProduct
 from .stored.kv_scales import read_kv_scales
@@ -54,13 +46,6 @@ from .stored.tensor_files import (
 )
 from .weights import NamedWeight, allocate, initialize, products_of, round_when_filled
 
-HEADS: Mapping[str, type[EagleHead] | type[Eagle3Head] | type[MultiLayerEagleHeads] | type[BlockHead]] = {
-    EAGLE: EagleHead,
-    EAGLE3: Eagle3Head,
-    MULTI_LAYER_EAGLE: MultiLayerEagleHeads,
-    P_EAGLE: ParallelEagleHead,
-    **dict(zip(BLOCKS, (BlockHead, WalkedHead, MarkovHead), strict=True)),
-}
 STANDALONE = "STANDALONE"
 MAX_NAMED = 8  # of a long list of tensors
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from damaged_checkpoint import OPS, change, refused
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models.checkpoint import HEADS, load_draft, random_head, random_weights, save_draft
+from foredraft.gpu.models.checkpoint import load_draft, random_head, random_weights, save_draft
 from foredraft.gpu.models.config import LLAMA, ModelConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.heads.config import EAGLE, EAGLE3, MULTI_LAYER_EAGLE, HeadConfig, default_aux_layers
+from foredraft.gpu.models.heads.forms import HEADS
 from foredraft.gpu.models.stored.tensor_files import SINGLE
 from foredraft.gpu.models.weights import initialize
 from foredraft.gpu.session.plan import recognise_draft
