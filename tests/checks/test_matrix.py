@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import serving_matrix
-from cells import DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
+from cells import CHAINS_ALONE, DIMENSIONS, MatrixCell, is_legal, legal_pairs, pairs_of, pairwise_cells, random_cells
 from serving_matrix import run_cell_in_multi_steps, run_cells, summary
 
 PARTS = 4
@@ -24,7 +24,8 @@ def test_the_pairwise_cover_has_every_legal_pair():
         for x, y in itertools.product(DIMENSIONS[a], DIMENSIONS[b])
         if (a, x, b, y) not in legal
     ]
-    reasons = {("algorithm", "NONE"), ("algorithm", "SUFFIX"), ("steps", 0), ("mixed", False)}
+    chains_alone = {("algorithm", name) for name in ("SUFFIX", *CHAINS_ALONE)}
+    reasons = {("algorithm", "NONE"), ("steps", 0), ("mixed", False), *chains_alone}
     assert all((a, x) in reasons or (b, y) in reasons for a, x, b, y in impossible)
 
 
