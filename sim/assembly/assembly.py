@@ -23,7 +23,6 @@ from ..cost.calibration import Calibration, load_calibration
 from ..cost.deployments.evidence import Evidence
 from ..cost.draft import DraftShape
 from ..cost.executor_steps import ExecutorSteps, StepCost
-from ..cost.goodput import cost_table
 from ..cost.host import HostCost
 from ..cost.host_link import HostLink
 from ..cost.memory import MemoryPlan
@@ -32,6 +31,7 @@ from ..scenario import Scenario
 from ..scenario_file import check_scenario, refuse_keys
 from .acceptance import acceptance_of
 from .deployment import Deployment
+from .goodput import cost_table
 from .models import draft_shape, model_shape
 from .pools import Pools, pools_of
 

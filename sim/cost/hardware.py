@@ -7,9 +7,11 @@ reports, which an engine can use.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ...core.errors import ForedraftError, nearest_name
 
@@ -45,9 +47,8 @@ class Parallelism:
     """How the devices of one engine share a model.
 
     `tensor` devices share each layer. `data` such groups (attention-data parallelism) have requests of their own. They
-    share the routed
-    experts: all `tensor · data` devices hold them, in `expert` ranks of whole experts. `gpus_per_node`: devices that
-    the fast link joins.
+    share the routed experts: all `tensor · data` devices hold them, in `expert` ranks of whole experts.
+    `gpus_per_node`: devices that the fast link joins.
     """
 
     tensor: int = 1
@@ -183,104 +184,41 @@ _USUAL_SMS = 128
 _SIXTEEN_BITS = ("bf16", "fp16")
 
 
-def _peaks(
-    sixteen_bits: float, fp8: float | None = None, four_bits: float | None = None, *, fp4: str
-) -> dict[str, float]:
-    """Return FLOP/s by data type, of TFLOP/s."""
-    rates = dict.fromkeys(_SIXTEEN_BITS, sixteen_bits) | {"fp8": fp8, fp4: four_bits}
-    return {dtype: rate * 1e12 for dtype, rate in rates.items() if rate is not None}
-
-
-def _entry(
-    name: str, tflops: tuple[float, ...], mebibytes: int, gigabytes_per_s: float, sm_count: int, link: tuple[str, float],
-    power_w: float, ports: str, sheet: str, *, peak_note: str = "", per_node: int = 8, host: str = "PCIe 5",
-    memory_note: str = _REPORTED, fp4: str = "nvfp4",
-) -> GPU:  # fmt: skip
-    link_name, link_gigabytes_per_s = link
-    latency_ns, latency_source = _LATENCIES[link_name.rstrip("0123456789. ")]
-    sources = {
-        "peak_flops": f"{sheet}, dense{peak_note}",
-        "memory_bytes": f"{memory_note} ({mebibytes} MiB)",
-        "memory_bandwidth_bytes_per_s": sheet,
-        "sm_count": "assumption: as many as B200" if sheet == _DATABASE else sheet,
-        "interconnect": f"{sheet}: half of the bidirectional total",
-        "interconnect_latency": latency_source,
-        "network": _DGX[ports][1],
-        "host_link_bytes_per_s": _HOST_LINKS[host][1],
-        "per_node": "eight GPUs are the usual node" if per_node == 8 else sheet,
-        "power_w": f"{sheet}: maximum of a board",
-    }
+def _read_gpu(row: Mapping[str, str]) -> GPU:
+    """Return the GPU of a row of `gpus.csv`: its rates are dense, in TFLOP/s of 16, 8 and 4 bits."""
+    sheet, latency = row["sheet"], _LATENCIES[row["link"].rstrip("0123456789. ")]
+    formats = (*_SIXTEEN_BITS, "fp8", row["four_bits"])
+    rates = zip(formats, (row[f"tflops_{bits}"] for bits in (16, 16, 8, 4)), strict=True)
+    (network, network_source), (host_link, host_source) = _DGX[row["ports"]], _HOST_LINKS[row["host_link"]]
+    per_node = int(row["per_node"])
     return GPU(
-        name=name,
-        peak_flops=_peaks(*tflops, fp4=fp4),
-        memory_bytes=mebibytes * MIB,
-        memory_bandwidth_bytes_per_s=gigabytes_per_s * 1e9,
-        sm_count=sm_count,
-        interconnect=Interconnect(link_name, link_gigabytes_per_s * 1e9, latency_ns),
-        network=Interconnect("network", _DGX[ports][0] * 1e9, 20_000),
+        name=row["name"],
+        peak_flops={dtype: float(rate) * 1e12 for dtype, rate in rates if rate},
+        memory_bytes=int(row["mebibytes"]) * MIB,
+        memory_bandwidth_bytes_per_s=float(row["gigabytes_per_s"]) * 1e9,
+        sm_count=int(row["multiprocessors"]),
+        interconnect=Interconnect(row["link"], float(row["link_gigabytes_per_s"]) * 1e9, latency[0]),
+        network=Interconnect("network", network * 1e9, 20_000),
         per_node=per_node,
-        host_link_bytes_per_s=_HOST_LINKS[host][0],
-        power_w=power_w,
-        sources=sources,
+        host_link_bytes_per_s=host_link,
+        power_w=int(row["watts"]),
+        sources={
+            "peak_flops": f"{sheet}, dense {row['peak_note']}".replace(" :", ":").strip(),
+            "memory_bytes": f"{row['memory_note'] or _REPORTED} ({row['mebibytes']} MiB)",
+            "memory_bandwidth_bytes_per_s": sheet,
+            "sm_count": "assumption: as many as B200" if sheet == _DATABASE else sheet,
+            "interconnect": f"{sheet}: half of the bidirectional total",
+            "interconnect_latency": latency[1],
+            "network": network_source,
+            "host_link_bytes_per_s": host_source,
+            "per_node": "eight GPUs are the usual node" if per_node == 8 else sheet,
+            "power_w": f"{sheet}: maximum of a board",
+        },
     )
 
 
-# fmt: off
-_CATALOGUE: tuple[GPU, ...] = (
-    # name, dense TFLOP/s (16 bits, 8, 4), MiB, GB/s, SMs, link with GB/s per direction, W, ports between nodes,
-    # source
-    _entry("A100-40G", (312.0,), 40_960, 1555, 108, ("NVLink 3", 300), 400, "A100",
-           "NVIDIA A100 Tensor Core GPU data sheet (40 GB SXM)", host="PCIe 4"),
-    _entry("A100", (312.0,), 81_920, 2039, 108, ("NVLink 3", 300), 400, "A100",
-           "NVIDIA A100 Tensor Core GPU data sheet (80 GB SXM)", host="PCIe 4"),
-    _entry("H100", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 450), 700, "Hopper",
-           "NVIDIA H100 Tensor Core GPU architecture white paper (SXM5)"),
-    _entry("H200", (989.4, 1978.9), 143_771, 4800, 132, ("NVLink 4", 450), 700, "Hopper",
-           "NVIDIA H200 Tensor Core GPU data sheet (SXM)"),
-    _entry("H800", (989.4, 1978.9), 81_559, 3350, 132, ("NVLink 4", 200), 700, "Hopper",
-           "NVIDIA H800 Tensor Core GPU data sheet (SXM5)"),
-    _entry("H20", (148.0, 296.0), 97_871, 4000, 78, ("NVLink 4", 450), 400, "Hopper",
-           "NVIDIA H20 Tensor Core GPU data sheet (96 GB)"),
-    _entry("B200", (2250.0, 4500.0, 9000.0), 183_359, 8000, 148, ("NVLink 5", 900), 1000, "B200",
-           "NVIDIA Blackwell HGX B200 data sheet (1000 W)"),
-    _entry("B300", (2250.0, 4500.0, 14000.0), 275_040, 7750, 148, ("NVLink 5", 900), 1100, "Ultra", _DATABASE),
-    _entry("GB200", (2500.0, 5000.0, 10000.0), 189_471, 8000, 148, ("NVLink 5", 900), 1200, "Ultra", _DATABASE,
-           per_node=72, host="C2C"),
-    _entry("GB300", (2500.0, 5000.0, 15000.0), 284_208, 8000, 148, ("NVLink 5", 900), 1400, "Ultra", _DATABASE,
-           per_node=72, host="C2C"),
-    _entry("GB10", (125.0, 250.0, 500.0), 122_573, 273, 48, ("ConnectX 7", 25), 140, "Spark",
-           "NVIDIA DGX Spark data sheet: 1,000 TFLOP/s of sparse FP4",
-           peak_note=": half of that; assumption: half of it with 8 bits, a quarter with 16", per_node=1, host="unified",
-           memory_note="assumption: what CUDA reports of 128 GB, 119.7 GiB"),
-    _entry("L4", (121.0, 242.0), 23_034, 300, 58, ("PCIe 4", 32), 72, "PCIe", "NVIDIA L4 data sheet",
-           peak_note=" (half of the sparse rates printed)", host="PCIe 4"),
-    _entry("L20", (119.5, 239.0), 46_068, 864, 92, ("PCIe 4", 32), 275, "PCIe", "NVIDIA L20 data sheet", host="PCIe 4"),
-    _entry("L40", (181.05, 362.0), 46_068, 864, 142, ("PCIe 4", 32), 300, "PCIe", "NVIDIA L40 data sheet", host="PCIe 4"),
-    _entry("L40S", (362.05, 733.0), 46_068, 864, 142, ("PCIe 4", 32), 350, "PCIe", "NVIDIA L40S data sheet", host="PCIe 4"),
-    _entry("A10", (125.0,), 23_028, 600, 72, ("PCIe 4", 32), 150, "PCIe", "NVIDIA A10 data sheet", host="PCIe 4"),
-    _entry("RTX 3090", (71.0,), 24_576, 936, 82, ("PCIe 4", 32), 350, "PCIe",
-           "NVIDIA Ampere GA102 GPU architecture white paper (GeForce RTX 3090)", peak_note=" with fp32 accumulation",
-           host="PCIe 4"),
-    _entry("RTX 4090", (165.2, 330.3), 24_564, 1008, 128, ("PCIe 4", 32), 450, "PCIe",
-           "NVIDIA Ada GPU architecture white paper (GeForce RTX 4090)", peak_note=" with fp32 accumulation",
-           host="PCIe 4"),
-    _entry("RTX 5090", (209.5, 419.0, 1676.0), 32_607, 1792, 170, ("PCIe 5", 64), 575, "PCIe",
-           "NVIDIA RTX Blackwell GPU architecture white paper (GeForce RTX 5090)", peak_note=" with fp32 accumulation"),
-    _entry("RTX 6000 Ada", (364.2, 728.5), 49_140, 960, 142, ("PCIe 4", 32), 300, "PCIe",
-           "NVIDIA Ada GPU architecture white paper (RTX 6000 Ada Generation)", host="PCIe 4"),
-    _entry("RTX PRO 6000", (503.8, 1007.6, 2015.2), 97_887, 1792, 188, ("PCIe 5", 64), 600, "PCIe",
-           "NVIDIA RTX PRO Blackwell GPU architecture white paper (RTX PRO 6000, Workstation Edition)"),
-    _entry("RTX PRO 6000 Server", (503.8, 1007.6, 2015.2), 97_887, 1597, 188, ("PCIe 5", 64), 600, "PCIe",
-           "NVIDIA RTX PRO 6000 Blackwell Server Edition data sheet", peak_note=" as of the Workstation Edition"),
-    _entry("MI300X", (1307.4, 2614.9), 196_592, 5300, 304, ("Infinity Fabric", 448), 750, "Instinct",
-           "AMD Instinct MI300X data sheet"),
-    _entry("MI325X", (1307.4, 2614.9), 262_128, 6000, 304, ("Infinity Fabric", 448), 1000, "Instinct",
-           "AMD Instinct MI325X data sheet", memory_note="assumption: 16 MiB less than 256 GiB, as on MI300X"),
-    _entry("MI355X", (2516.6, 5033.2, 10066.3), 294_896, 8000, 256, ("Infinity Fabric", 537.6), 1400, "Instinct",
-           "AMD Instinct MI355X data sheet", fp4="mxfp4",
-           memory_note="assumption: 16 MiB less than 288 GiB, as on MI300X"),
-)
-# fmt: on
+with Path(__file__).with_name("gpus.csv").open(newline="", encoding="utf-8") as _file:
+    _CATALOGUE: tuple[GPU, ...] = tuple(map(_read_gpu, csv.DictReader(_file)))
 
 
 _OTHERS = {

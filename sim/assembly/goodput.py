@@ -7,9 +7,9 @@ import operator
 from ...core.adaptive import CostTable
 from ...core.contract.step import PARKED_ROUND
 from ...core.scheduler.spec import EngineSpec
-from .executor_steps import StepCost
-from .host import HostCost
-from .round import RoundCost
+from ..cost.executor_steps import StepCost
+from ..cost.host import HostCost
+from ..cost.round import RoundCost
 
 
 def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> CostTable:
