@@ -23,7 +23,7 @@ from ...core.kv.units import WindowUnits
 from ...core.prompt import Prompt
 from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.engine import Engine
-from ...core.scheduler.rules import SGLangRules
+from ...core.scheduler.rules import OurRules, SGLangRules
 from ...properties.engine.contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 from ...properties.engine.language import text
 from .kv_store import pages_of_units
@@ -178,7 +178,14 @@ class CoreEngine:
         self.steps[step.step_id] = InFlight(step, *names)
         loads = [(join.request.request_id, join.num_loaded) for join in step.joins if join.num_loaded]
         view = {"step": step.step_id, "enters": enters, "prefill": prefill, "decode": decode, "loads": loads}
+        view["writes"] = self._writes(step)
         return view | {"steps": steps, "rounds": rounds}
+
+    def _writes(self, step: Step) -> list[tuple[str, int, list[int]]]:
+        """Return what the step writes into the device's table; not what it writes of requests that have left."""
+        writes, running = step.table_writes, self.engine.requests.running
+        cells = zip(writes.rows.tolist(), writes.columns.tolist(), writes.slots.tolist(), strict=True)
+        return [(self.requests[row], at, [slot]) for row, at, slot in cells if row in running]
 
     def key(self, row: int) -> int:
         """Return what an executor draws the tokens of a row from."""
@@ -309,6 +316,7 @@ def _engine_config(config: ServingConfig) -> EngineConfig:
         preempt=config.preempt,
         ageing_bound=config.ageing,
         track_tokens=True,
+        rules=OurRules(batch_wait_rounds=config.waits[0], batch_wait_tokens=config.waits[1] / 8),
     )
 
 
@@ -324,7 +332,9 @@ RULES: tuple[SGLangRules, ...] = (
 class CoreEngineByOtherRules(CoreEngine):
     """Our engine with the rules of SGLang."""
 
-    capabilities: EngineCapabilities = replace(CoreEngine.capabilities, own_victims=True, to_tail=True, estimates=True)
+    capabilities: EngineCapabilities = replace(
+        CoreEngine.capabilities, waits=False, own_victims=True, to_tail=True, estimates=True
+    )
 
     def configured(self, config: ServingConfig) -> EngineConfig:
         return replace(_engine_config(config), rules=RULES[config.rules])

@@ -12,6 +12,7 @@ from ...core.adaptive import AdaptiveController, CostTable, build_controller, lo
 from ...core.adaptive.graphs import GraphKey, GraphTable
 from ...properties.step_controller.contract import BuildGraph, StepControllerCapabilities, StepControllerConfig
 
+SHOWN = ("steps", "ema_accept_len", "count", "switches", "until_recompute", "probing", "failed_probes", "wait")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -48,6 +49,9 @@ class ControllerAdapter:
             "accept_length": found.accept_length,
             "accept_rate": found.accept_rate,
             "histogram": found.correct_drafts_histogram,
+            "switches": found.switches,
+            "averages": sorted(found.ema_accept_len.items()),
+            "ranges": [[slot[name] for name in SHOWN] for slot in self.policy.snapshot().get("slots", {}).values()],
         }
 
     def average(self, batch_size: int) -> float:

@@ -348,4 +348,48 @@ class AdmitsANameTwice(PlainBlockManager):
         return super().admit(request, tokens, namespace, num_tokens)
 
 
+@MANAGER.breaks("BLOCKS-09")
+class HandsOutTheNewest(PlainBlockManager):
+    """What was released last is handed out first."""
+
+    def give_back(self, page):
+        super().give_back(page)
+        if page in self.free:
+            self.free.remove(page)
+            self.free.insert(0, page)
+
+
+@MANAGER.breaks("BLOCKS-09")
+class ReadsACoarseClock(PlainBlockManager):
+    """The time of the last use is a whole number of thirty: of pages used within these the lowest goes first, whatever
+    the order was."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.now, self.used = 0, dict.fromkeys(self.free, 0)
+
+    def give_back(self, page):
+        super().give_back(page)
+        self.now += 1
+        self.used[page] = self.now // 30
+        self.free.sort(key=lambda free: (self.used[free], free))
+
+
+@MANAGER.breaks("BLOCKS-09")
+class CountsNoHitAsAUse(PlainBlockManager):
+    """A page that is found keeps its place in the order in which pages are handed out."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.computed = {}
+
+    def cache(self, page, *key):
+        self.computed[page] = len(self.computed)
+        super().cache(page, *key)
+
+    def give_back(self, page):
+        super().give_back(page)
+        self.free.sort(key=lambda free: self.computed.get(free, -1))
+
+
 MUTANTS = tuple(MANAGER.mutants)

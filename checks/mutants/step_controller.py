@@ -224,6 +224,35 @@ class ShowsWhatTheRangeBeganWith(AdaptiveController):
         return super()._gauges() | {"steps": self.policy.config.candidate_steps[0]}
 
 
+@CONTROLLERS.breaks("STEPS-10")
+class ShowsOneAverage(AdaptiveController):
+    """The average of each range that an operator sees is that of the first one."""
+
+    def _gauges(self):
+        gauges = super()._gauges()
+        averages = gauges["ema_accept_len"]
+        return gauges | {"ema_accept_len": dict.fromkeys(averages, next(iter(averages.values()), 0.0))}
+
+
+@CONTROLLERS.breaks("STEPS-10")
+class CountsNoProbe(AdaptiveStepSlot):
+    """The switch to a probe is left out of the count of switches."""
+
+    def _probe(self):
+        switches = self.switches
+        super()._probe()
+        self.switches = switches
+
+
+@CONTROLLERS.breaks("STEPS-10")
+class ShowsTheWaitOfNow(AdaptiveStepSlot):
+    """A snapshot says when the next look is due as if the warm-up were over."""
+
+    def snapshot(self):
+        interval = self.config.update_interval
+        return super().snapshot() | {"until_recompute": (self._until_recompute - 1) % interval + 1}
+
+
 @CONTROLLERS.breaks("STEPS-09")
 class ForgetsTheFirstTable(AdaptiveSpeculativeParams):
     """A table is compared with the running one: a candidate that was left out can never come back."""

@@ -76,11 +76,17 @@ class BlockManagerCapabilities(Capabilities):
     states: bool = False
     lookahead: bool = False  # `config.lookahead` slots behind the positions of a step
     events: bool = False  # `events`: a second account of what is cached, from which a router works
+    lru: bool = False  # of the cached pages, those go first that no request has had for longest
     # A match is one page shorter than what is cached, as a draft head needs the hidden states of the last page.
     drops_last_page: bool = False
+    # A request that computes what is cached meanwhile gets the cached pages in place of its own, also while it runs.
+    rewrites_shared: bool = False
+    evicts_when_refused: bool = False  # pages may leave the cache for a request that is refused then
 
-    RELAXES: ClassVar[tuple[str, ...]] = ("drops_last_page",)
-    FOUNDATIONS: ClassVar = {"namespaces": ("caching",), "events": ("caching",), "drops_last_page": ("caching",)}
+    RELAXES: ClassVar[tuple[str, ...]] = ("drops_last_page", "rewrites_shared", "evicts_when_refused")
+    FOUNDATIONS: ClassVar = dict.fromkeys(
+        ("namespaces", "events", "lru", "drops_last_page", "rewrites_shared", "evicts_when_refused"), ("caching",)
+    )
 
 
 class CacheEvent(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from .contract import STATE, BlockManagerConfig, CacheEvent
 
@@ -79,6 +80,46 @@ class CacheAccount:
         return ""
 
 
+class PassedOver(NamedTuple):
+    """A cached page that went though another one, cached too, was in use longer ago. Numbers of operations."""
+
+    page: int
+    found_at: int  # when a match had it last
+    went_at: int
+    other_used_at: int
+
+
+class PageUses:
+    """When each page was in use last, and which pages that were older than one that went may still be cached."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, int] = {}  # page -> the last operation at which a request had it
+        self._found: dict[int, int] = {}  # page -> the last operation at which a match had it: then it was cached
+        self._passed: dict[int, PassedOver] = {}
+
+    def hold(self, pages: set[int], now: int) -> None:
+        """Note that requests have these pages."""
+        self._used |= dict.fromkeys(pages, now)
+
+    def find(self, pages: set[int], now: int) -> tuple[int, PassedOver] | None:
+        """Note that a match has these pages. Returns one that had to go before another one, and that one."""
+        wrong = next(((page, self._passed[page]) for page in sorted(pages) if page in self._passed), None)
+        self._found |= dict.fromkeys(pages, now)
+        self.hold(pages, now)
+        return wrong
+
+    def hand_out(self, pages: set[int], now: int) -> None:
+        """Note that these pages get another content."""
+        gone = {page: self._found.pop(page) for page in pages if page in self._found}
+        for page in pages:
+            self._used.pop(page, None)
+            self._passed.pop(page, None)
+        for page, found_at in gone.items():
+            for other, used_at in self._used.items():
+                if used_at < found_at:
+                    self._passed.setdefault(other, PassedOver(page, found_at, now, used_at))
+
+
 @dataclass(slots=True)
 class BlockManagerMoment:
     """One operation and its effects, as the checkers see them."""
@@ -99,6 +140,7 @@ class BlockManagerMoment:
     wrong_event: str = ""
     announced: int = 0  # the length that can be found according to the events before this operation
     unannounced: Cell | None = None  # the end of a page that was found, and was not cached according to them
+    outlived: tuple[int, PassedOver] | None = None  # a page that was found, and one that went before it
     drained: bool = False
 
     def pages_of(self, tables: Tables) -> set[int]:

@@ -1,4 +1,4 @@
-"""The block manager's trial (BLOCKS-01 … 08): the suite is scheduler and device, and reads every slot again
+"""The block manager's trial (BLOCKS-01 … 09): the suite is scheduler and device, and reads every slot again
 after each operation."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from ..harness.invariants import Finding, Outcome, checks
 from ..harness.operation import Handles, Operation, operation
 from ..harness.trial import Trial
 from .contract import STATE, BlockManager, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
-from .model import BlockManagerMoment, Cell, ManagedRequest, Tables
+from .model import BlockManagerMoment, Cell, ManagedRequest, PageUses, Tables
 
 CONTRACT = "block-manager"
 
@@ -159,6 +159,18 @@ def events_say_what_is_cached(m: BlockManagerMoment) -> Outcome:
     return True if m.account.texts else None
 
 
+@checks("BLOCKS-09", CONTRACT, "lru", on=("admit",))
+def the_page_unused_for_longest_goes_first(m: BlockManagerMoment) -> Outcome:
+    if m.outlived is not None:
+        page, gone = m.outlived
+        was = (
+            f"page {gone.page}, found in operation {gone.found_at}, was handed out in operation {gone.went_at}, and page "
+            f"{page}, which no request has had since operation {gone.other_used_at}, is still cached"
+        )
+        return Finding(was, f"page {page} goes first", "what is in use is computed again, and what is not stays")
+    return True if m.match is not None and m.match[0] else None
+
+
 REQUESTS = Handles(("r1", "r2", "r3", "r4"))
 NAMESPACES = ("", "lora-1", "1")
 
@@ -198,6 +210,7 @@ class BlockManagerTrial(Trial):
 
     def prepare(self) -> None:
         self.moment = BlockManagerMoment(self.config)
+        self.uses = PageUses()
         self.found: set[Cell] = set()  # the last cells of pages that were released last, and are not handed out yet
         self._observe()
 
@@ -220,6 +233,8 @@ class BlockManagerTrial(Trial):
             running.tables = self._tables(name)
         num_free = self.integer(self.must(self.subject.num_free), "num_free()")
         m.after = num_free, {name: running.tables for name, running in m.running.items()}
+        for running in m.running.values():
+            self.uses.hold(m.pages_of(running.tables), self.num_operations)
         for event in self.sequence(self.must(self.subject.events), "events()") if self.capabilities.events else ():
             m.wrong_event = m.wrong_event or m.account.take(CacheEvent(*event), self.config)
 
@@ -260,17 +275,25 @@ class BlockManagerTrial(Trial):
         most = min((len(tokens) - 1) // self.config.page_size * self.config.page_size + num_tokens, len(tokens))
         m.fits = sum(self._most_pages(group, most) for group in range(len(self.config.windows))) <= m.before[0]
         answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)
-        if self.refused(answer, None, False):
+        if self._is_refused(answer):
             return None
         length = self.integer(answer, "admit()")
         running = m.running[request] = ManagedRequest(namespace, tokens, len(tokens))
         running.tables = self._tables(request)
         m.request, m.match = request, (length, tuple(slots[:length] for slots in running.tables))
+        m.outlived = self.uses.find(m.pages_of(m.match[1]), self.num_operations)
         if self.capabilities.events:
             m.unannounced = self._unannounced(running, length)
         running.computed = max(0, min(length, len(tokens)))
         self._compute(running, min(asked, len(tokens) - running.computed))
         return None
+
+    def _is_refused(self, answer: object) -> bool:
+        """Return whether the manager has refused, which may have emptied its cache."""
+        is_refused = self.refused(answer, None, False)
+        if is_refused and self.capabilities.evicts_when_refused:
+            self.found.clear()
+        return is_refused
 
     def _unannounced(self, running: ManagedRequest, length: int) -> Cell | None:
         """Return the end of the first page in a match that is not cached by the events; None if all are."""
@@ -311,6 +334,8 @@ class BlockManagerTrial(Trial):
         m, start, stop = self.moment, running.computed, running.computed + num_tokens
         written = set()
         size = self.config.page_size
+        had = set().union(*map(m.pages_of, m.before[1].values())) | (m.pages_of(m.match[1]) if m.match else set())
+        self.uses.hand_out(m.pages_of(running.tables) - had, self.num_operations)
         for group, (slots, window) in enumerate(zip(running.tables, self.config.windows, strict=True)):
             first, end = start, stop + self.config.lookahead
             if window == STATE:
@@ -318,7 +343,10 @@ class BlockManagerTrial(Trial):
                 end = first + (1 + self.config.lookahead) * size
             for position in range(first, min(end, len(slots))):
                 at = position if window != STATE else stop - 1 + size * (position >= first + size)
-                m.memory[slots[position]] = running.cell(group, at) if at < stop else None
+                cell = running.cell(group, at) if at < stop else None
+                if self.capabilities.rewrites_shared and cell is not None and m.memory.get(slots[position]) == cell:
+                    continue  # it is computed a second time
+                m.memory[slots[position]] = cell
                 written.add(slots[position])
         m.written = frozenset(written)
         running.start, running.computed = start, stop
@@ -340,7 +368,7 @@ class BlockManagerTrial(Trial):
         m.request = request
         m.fits = sum(self._missing(running, group, asked) for group in range(len(running.tables))) <= m.before[0]
         answer = self.ask(self.subject.grow, request, list(running.tokens), asked)
-        if self.refused(answer, None, False):
+        if self._is_refused(answer):
             if left <= 0:
                 running.tokens.pop()  # it is sampled once more
             return None

@@ -58,11 +58,19 @@ class ServingConfig:
     lookahead: bool = False  # slots for drafts behind the verify window, where a draft head goes on after it
     host_pages: int = 0  # pages of host memory, to which what requests hand over to the prefix cache is copied
     rules: int = 0  # 0 … 3: which of its rules for little memory, if it declares rules of its own and has several
+    # (plans, eighths): newcomers wait for so many plans beside rows that decode, while a step with all of them would
+    # have fewer tokens, verified ones included, than so many eighths of `chunk_size`
+    waits: tuple[int, int] = (0, 0)
     groups: tuple[int, ...] = ()  # of layers that keep the last tokens of a request, or a state (`layer_groups`)
 
     @cached_property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
         return tuple(LayerGroup(*self.groups[i : i + 4]) for i in range(0, len(self.groups), 4))
+
+    @property
+    def enough_tokens(self) -> float:
+        """The tokens of a step for which no newcomer waits."""
+        return self.waits[1] / 8 * self.chunk_size
 
     @cached_property
     def depth(self) -> int:
@@ -165,8 +173,10 @@ class ServingConfig:
         # A pool of which units take pages holds the longest request.
         groups = draw_groups(choose, *rows, page_size, slots >= smallest) if has.groups else ()
         config = replace(config, groups=() if config.losses or host_pages else groups)
+        may_wait = has.waits and not config.preempt
         return replace(
             config,
+            waits=choose(((0, 0), (0, 0), (0, 0), (2, 1), (3, 4), (4, 8))) if may_wait else (0, 0),
             num_pages=max(-(-slots // page_size), 1) + sum(each.most_pages for each in config.layer_groups),
             context_len=limit,
             chunk_size=chunk_size,
@@ -238,8 +248,10 @@ class EngineCapabilities(Capabilities):
     prefix_cache: bool = False  # `config.prefix_cache` may be set, and `cached_pages()`; needs `slots`
     host: bool = False  # `config.host_pages` may be set, and a step of `plan` has `loads`
     priorities: bool = False  # a greater `Wish.priority` goes first, and `config.preempt` may be set
+    waits: bool = False  # `config.waits` may be set, without `config.preempt`
     adaptive: bool = False  # `set_steps(steps)`: several candidates
     slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
+    table: bool = False  # a step of `plan` has `writes`: what it changes in the device's table of slots
     groups: bool = False  # `config.groups` may be set; and the methods in `UNITS` are there
     marks: bool = False  # per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event
     failures: bool = False  # `Answer.failed`: the device reports an error of one request alone
@@ -281,6 +293,7 @@ class EngineCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
         "host": ("prefix_cache",),
+        "table": ("slots",),
         "groups": ("slots",),
         "ordered_reuse": ("slots",),
         "strict_priorities": ("priorities",),
@@ -340,6 +353,8 @@ StepView = Mapping[str, Any]
     rounds   int, how many rounds it may run; 1 if it has chunks
     loads    with `host`, per request that enters with KV from host memory (request, tokens): before the step computes,
              the device copies that of so many positions, the last ones before the request's chunk, into its slots
+    writes   with `table`, in order (request, position, slots): before the step runs, the device notes that the
+             request's KV from this position on is in these slots. Of a request that enters it knows no slot
 
 `key` is the key of the device's random draws (`Wish.seed`). Either list may be empty, not both.
 """

@@ -13,6 +13,7 @@ from .groups import UnitTable
 from .language import Stream, stream_of, text
 
 WAITING, RUNNING = "waiting", "running"
+NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +27,12 @@ class EngineRow:
     stale: int | None = None  # a slot whose draft KV looked at another token, in its last read
     lacking: str = ""  # what a step has read of a group of layers that is not of its text
     has_state: bool = False  # its own state is written
+    table: list[int] = field(default_factory=list)  # by position the slot that the device knows of
+
+    def write_table(self, start: int, slots: Sequence[int]) -> None:
+        """Note that the KV from position `start` on is in these slots."""
+        self.table += [NO_SLOT] * (start - len(self.table))
+        self.table[start : start + len(slots)] = slots
 
 
 @dataclass(slots=True, eq=False)
@@ -227,6 +234,7 @@ class EngineModel:
         self.given_up: float = -math.inf  # the greatest priority that was retracted since then
         self.given_way: list[GivenWay] = []  # for greater priorities, of which none has entered since
         self.retractions_since_progress = 0
+        self.waited = self.plans_since_entry = 0  # plans for which newcomers have waited: at least, and at most
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
         self.decisions: list[tuple[Any, ...]] = []
         self.verified = self.proposed = self.correct = 0

@@ -77,6 +77,7 @@ class EngineMoment:
     recovery: DeviceLimits | None = None  # what that has led to, where there are rules for it
     was_holding = False  # nothing may enter until a round is committed
     first: Sequence[RequestLife] = ()  # before a plan: the suspects that go first
+    should_wait = should_enter = ""  # with `config.waits`: why newcomers wait at this plan, and why they do no longer
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
     loads: Mapping[str, int] = {}  # by request that enters: positions that come from host memory
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
@@ -93,6 +94,7 @@ class EngineMoment:
     # pages
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
     keeps_reserves = False  # the engine declares `reserves`
+    has_table = False  # and `table`
     own_victims = to_tail = estimates = strict_priorities = caches_at_allocation = False  # likewise
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight

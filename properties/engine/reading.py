@@ -39,6 +39,8 @@ def read_step(trial: Trial, view: object) -> ModelFlight:
     if decode and rounds < 1:
         raise trial.misbehaviour("TYPE", f"rounds is {rounds}", "at least 1")
     rows = [_row(trial, m, item, steps, rounds) for item in decode]
+    if trial.capabilities.table:
+        _write_tables(trial, m, view.get("writes", ()))
     if not chunks and not rows:
         raise trial.misbehaviour("TYPE", "a step without chunks and rows", "None, if there is nothing to do")
     return ModelFlight(number, chunks, rows, steps, rounds)
@@ -73,6 +75,15 @@ def _row(trial: Trial, m: EngineMoment, item: object, steps: int, rounds: int) -
         raise trial.misbehaviour("TYPE", f"request {name} decodes", "a prefill first")
     is_known, latest, reach = extent(m.config, m.model.flights, life, drafts, rounds)
     return RoundRow(life, life.stay, life.row, length, is_known, root, key, drafts, latest, reach)
+
+
+def _write_tables(trial: Trial, m: EngineMoment, writes: object) -> None:
+    for item in trial.sequence(writes, "writes"):
+        name, start, slots = trial.sequence(item, "a write", "(request, position, slots)", 3)
+        start, slots, life = trial.integer(start, "position"), trial.integers(slots, "slots"), _life(trial, m, name)
+        if life.row is None or start < 0:
+            raise trial.misbehaviour("TYPE", f"slots of {name} from position {start} on", "a request that has entered")
+        life.row.write_table(start, slots)
 
 
 def _life(trial: Trial, m: EngineMoment, name: object) -> RequestLife:

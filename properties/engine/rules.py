@@ -16,6 +16,7 @@ PARTS = {
     "a prefix from the cache": "prefix_cache",
     "KV from host memory": "host",
     "units of layer groups": "groups",
+    "newcomers that wait": "waits",
     "a verify tree": "",
 }
 """What an engine may do without: a check in which a declared part was never used has not checked it."""
@@ -33,6 +34,7 @@ def used_parts(m: EngineMoment) -> dict[str, bool]:
         "a prefix from the cache": config.prefix_cache and any(start for _, start in m.admitted),
         "KV from host memory": any(m.loads.values()),
         "units of layer groups": bool(config.groups and flight.rows),
+        "newcomers that wait": m.model.waited > 0,
         "a verify tree": config.topk > 1 and bool(flight.rows),
     }
 
@@ -135,6 +137,47 @@ def why_given_way(m: EngineMoment) -> GivenWay | None:
         if head.wish.priority > last.wish.priority and not is_aged and (m.estimates or most > room or not has_row):
             gainers.append(head)
     return GivenWay(last, gainers, [flight.number for flight in m.before_plan], needed, room)
+
+
+def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
+    """Note whether newcomers must wait at this plan for more of them, or must not, beside `running`.
+
+    An engine counts the plans for which they wait. It has counted no more than all since the last one has entered, and
+    no less than those in a row at which all of them had room for sure.
+    """
+    config, model = m.config, m.model
+    most, before = config.waits[0], model.plans_since_entry
+    model.plans_since_entry = 0 if m.admitted else before + 1
+    lengths = [len(life.context_of_now) for life in m.was_waiting if not life.aborted]
+    computed = {chunk.life for chunk in m.flight.chunks} if m.flight is not None else set()
+    in_progress = [life for life in running if life in computed or not life.decoding]
+    decoding = [life for life in running if life not in in_progress and not life.leaving and life not in m.retracted]
+    is_shared = config.mixed and m.flight is not None  # a step has prompts and rounds
+    verified = sum(config.nodes(row.drafts) for row in m.flight.rows) if is_shared else 0
+    # What fits by its cached prefix alone may enter at once.
+    room = m.before.room(config) - room_to_enter_beside(config, len(running))
+    may_wait = bool(lengths and decoding) and not in_progress and (not config.prefix_cache or room >= max(lengths))
+    if may_wait and m.admitted and before < most and verified + sum(lengths) < config.enough_tokens:
+        m.should_wait = (
+            f"{verified} tokens are verified and {sum(lengths)} wait; newcomers have waited for {before} plans"
+        )
+    is_plain = bool(lengths and decoding) and not (m.is_disturbed or m.was_holding or m.retracted or m.admitted)
+    is_plain &= not any(life.leaving for life in running) and not in_progress and bool(m.flight and m.flight.rows)
+    is_plain &= all(part.is_present for flight in m.before_plan for part in flight.parts) and not model.order_is_unknown
+    is_plain &= m.recovery is None or not m.recovery.is_reduced
+    num_rows = config.max_running - len(running)
+    budget = min(config.chunk_size, config.step_tokens - verified if config.step_tokens else config.chunk_size)
+    if not is_plain or num_rows < 1 or budget < 1 or room < max(lengths):
+        model.waited = 0
+        return
+    all_enter = num_rows >= len(lengths) and sum(lengths) <= budget
+    all_enter &= room >= sum(map(config.whole_pages, lengths)) + room_for_all(config, len(lengths))
+    together = verified + (sum(lengths) if all_enter else min(lengths))
+    if together >= config.enough_tokens:
+        m.should_enter = f"a step with newcomers has {together} tokens, and {config.enough_tokens:g} are enough"
+    model.waited += 1
+    if model.waited > most:
+        m.should_enter = f"newcomers have waited for {most} plans"
 
 
 def extent(

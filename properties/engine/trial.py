@@ -15,7 +15,7 @@ from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
 from .recovery import DeviceLimits
-from .rules import PARTS, limits, limits_of, promises, shown, used_parts, verdict, why_given_way
+from .rules import PARTS, limits, limits_of, note_waits, promises, shown, used_parts, verdict, why_given_way
 
 REQUESTS = Handles("abcdef")
 
@@ -81,7 +81,7 @@ class EngineTrial(Trial):
         if self._was_denied or has_no_rules or self.model.lost or self.model.asked_back:
             self.moment.is_disturbed = True
         self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
-        self.moment.keeps_reserves = self.capabilities.reserves
+        self.moment.keeps_reserves, self.moment.has_table = self.capabilities.reserves, self.capabilities.table
         for name in ("own_victims", "to_tail", "estimates", "strict_priorities", "caches_at_allocation"):
             setattr(self.moment, name, getattr(self.capabilities, name))
 
@@ -222,6 +222,8 @@ class EngineTrial(Trial):
             model.launch(m.flight, m.after.slots)
             m.flight.held = {name: len(slots) for name, slots in (m.before.slots or {}).items()}
         m.note_hold(before)
+        if self.config.waits[0] and self.capabilities.slots:
+            note_waits(m, before)
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something

@@ -210,6 +210,7 @@ Block managers that match and allocate:
     BLOCKS-06 E: slots stand in whole pages, in the order of positions, one for each
     BLOCKS-07 E: a name that runs is not admitted, one that does not is not released; nothing changes
     BLOCKS-08 R: by its events exactly the pages that a match finds are cached, each with its text
+    BLOCKS-09 R: of the cached pages that no request has, the one unused for longest is handed out first
 """
 
 

@@ -72,8 +72,8 @@ def may_have_faults(t: Described) -> bool:
 
 
 def is_known_machine(t: Described, change: str) -> bool:
-    if t.config.has_pools or (change == "host" and t.config.machine == "free host"):
-        return False
+    if t.config.has_pools or (change == "host" and (t.config.machine == "free host" or t.config.overlap)):
+        return False  # with overlap a host works while the device does: nothing is said of its time
     return change in CHANGES
 
 

@@ -153,7 +153,11 @@ class StepController(Protocol):
     def gauges(self) -> Mapping[str, object]:
         """Return, so far: `steps`, those that were chosen last (None before); `draft_tokens` of a round of these, its
         root included; `changes` of the chosen steps; `accept_length`, 1 + correct drafts / rows; `accept_rate`, correct
-        / proposed drafts, both 0.0 without any; `histogram`, whose entry n counts the rows with n correct drafts."""
+        / proposed drafts, both 0.0 without any; `histogram`, whose entry n counts the rows with n correct drafts.
+
+        With `average_rule` also `switches` of all ranges; `averages`, (lower bound, average) of the ranges that have
+        had a draft verified; and `ranges`, of each its steps, average, results, switches, results until it looks again,
+        whether it probes, probes that failed one after the other, and looks until it probes."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ..harness.trial import Trial
 from .contract import StepController
 from .model import GaugeAccount
+from .rule import AverageRule
 
 
 def read_average(trial: Trial, batch_size: int) -> float:
@@ -28,20 +30,28 @@ def read_counted(trial: Trial) -> tuple[int, ...]:
     return trial.integers(whole, "counted()")
 
 
-def read_gauges(trial: Trial, account: GaugeAccount) -> tuple[str, object, object] | None:
-    """Ask for the gauges. Returns the first that is not what it is due to be, what it says, and what it should."""
-    due = account.due()
+def read_gauges(trial: Trial, account: GaugeAccount, rule: AverageRule | None) -> tuple[str, object, object] | None:
+    """Ask for the gauges; `rule` is the one that the controller follows. Returns the first that is not what it is due
+    to be, what it says, and what it should."""
+    due = account.due() | (rule.due() if rule is not None else {})
     found = trial.mapping(trial.must(trial.subject.gauges), "gauges()", f"a mapping with {', '.join(due)}", due)
     for name, wanted in due.items() if account.is_known else ():
         says = found[name]
-        if isinstance(wanted, list):
+        if name == "histogram":
             says = list(trial.integers(says, "the histogram of gauges()"))
             if says[: len(wanted)] == wanted and not any(says[len(wanted) :]):
                 continue
-        elif says == wanted or (isinstance(wanted, float) and math.isclose(says, wanted, rel_tol=1e-9)):
+        elif _agree(says, wanted):
             continue
         return name, says, wanted
     return None
+
+
+def _agree(says: Any, wanted: Any) -> bool:
+    """Return whether a gauge says what it should; the order of floating-point sums is the controller's choice."""
+    if isinstance(wanted, list):
+        return len(says) == len(wanted) and all(map(_agree, says, wanted))
+    return says == wanted or (isinstance(wanted, float) and math.isclose(says, wanted, rel_tol=1e-9, abs_tol=1e-12))
 
 
 def read_expected(

@@ -120,6 +120,8 @@ class _Range:
     is_probing: bool = False
     failed_probes: int = 0
     looks_to_probe: int = 1
+    switches: int = 0
+    is_measured: bool = False
 
 
 class AverageRule:
@@ -137,17 +139,41 @@ class AverageRule:
         own = self._ranges[number]
         return own.candidates[own.index]
 
+    def due(self) -> dict[str, object]:
+        """Return what the gauges of a controller that follows the rule are due to be."""
+        table, ranges = self._table, self._ranges
+        first_look, every = table.warmup_batches + table.update_interval, table.update_interval
+        return {
+            "switches": sum(own.switches for own in ranges),
+            "averages": [
+                [bound, own.average] for bound, own in zip(table.bounds, ranges, strict=True) if own.is_measured
+            ],
+            "ranges": [
+                [
+                    *(own.candidates[own.index], own.average, own.results, own.switches),
+                    first_look - own.results
+                    if own.results < first_look
+                    else every - (own.results - first_look) % every,
+                    *(own.is_probing, own.failed_probes, own.looks_to_probe),
+                ]
+                for own in ranges
+            ],
+        }
+
     def take(self, number: int, correct: Sequence[float], executed: int) -> None:
         """Take a result of a range. Raises `Undecided`."""
         own, table = self._ranges[number], self._table
         if not correct or executed != self.steps(number):
             return
+        before = own.index
         if executed > 0:
+            own.is_measured = True
             own.average = (1.0 - table.ema_alpha) * own.average + table.ema_alpha * (sum(correct) / len(correct))
         own.results += 1
         beyond = own.results - table.warmup_batches
         if beyond > 0 and beyond % table.update_interval == 0:
             self._probe(own) if executed == 0 else self._look(own)
+        own.switches += own.index != before
 
     def _probe(self, own: _Range) -> None:
         if len(own.candidates) == 1:

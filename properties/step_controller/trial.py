@@ -144,7 +144,7 @@ class StepControllerTrial(Trial):
     def end(self) -> None:
         m = self.moment
         self._shown = m.after = self._look()
-        m.miscounted = read_gauges(self, self.account) if self.capabilities.gauges else None
+        m.miscounted = read_gauges(self, self.account, self.rule) if self.capabilities.gauges else None
         for size, steps in zip(self.batch_sizes, m.after.steps, strict=True):
             self._compare(size, steps)
         if self.capabilities.sizing:

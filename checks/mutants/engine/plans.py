@@ -6,6 +6,7 @@ import numpy as np
 
 from ....core.contract.outcomes import CommitOutcome
 from ....core.contract.request import FinishReason
+from ....core.contract.step import WrittenRanges
 from ....core.kv.allocator import KVAllocator
 from ....core.kv.radix import RadixCache
 from ....core.kv.store import KVStore
@@ -344,3 +345,29 @@ class GivesPagesBackwards(KVAllocator):
 
     def _pages_of(self, slots):
         return super()._pages_of(np.sort(slots.reshape(-1, self.page_size), axis=1).ravel())
+
+
+@PLANS.breaks("RELAY-06")
+class TellsOfOneRow(KVStore):
+    """Where several rows grow together, the table of the device gets the new slots of the first of them."""
+
+    def _grow(self, rows, targets):
+        num_before = len(self._writes)
+        has_grown = super()._grow(rows, targets)
+        if len(self._writes) > num_before:
+            grown = self._writes.pop()
+            first = slice(0, 1)
+            slots = grown.slots[: grown.counts[0]]
+            self._writes.append(WrittenRanges(grown.rows[first], grown.starts[first], grown.counts[first], slots))
+        return has_grown
+
+
+@PLANS.breaks("RELAY-06")
+class KeepsTheSlotsToItself(Engine):
+    """The slots that a plan without a step has reserved are left out of what the next step tells the device."""
+
+    def plan(self, now_ns):
+        step = super().plan(now_ns)
+        if step is None:
+            self.store.take_writes()
+        return step

@@ -10,7 +10,7 @@ from ....core.scheduler.preemption import Preemption
 from ....core.scheduler.recovery import Recovery, StepLimits
 from ....core.scheduler.requests import Requests
 from ....core.scheduler.rounds import DecodeRounds
-from ....core.scheduler.rules.admission_state import AdmissionPause
+from ....core.scheduler.rules.admission_state import AdmissionPause, BatchWait
 from ....core.scheduler.rules.room import Room
 from ....core.scheduler.waiting import WaitingQueue, giving_way
 from ...adapters.core_engine import CoreEngine, _end
@@ -270,3 +270,33 @@ class TakesNoRow(Preemption):
 
     def _fits_without(self, lower, num_slots, num_victims):
         return num_slots <= self._free_without(lower[:num_victims])
+
+
+@WAITING.breaks("ENGINE-07")
+class ForgetsWhatIsVerified(Admission):
+    """Newcomers wait for a large batch of prompts, and the tokens that are verified beside them do not count."""
+
+    def _waits_for_more(self, budget, num_verify_tokens):
+        return super()._waits_for_more(budget, 0)
+
+
+@WAITING.breaks("ENGINE-07")
+class WaitsForAPlanMore(BatchWait):
+    """Newcomers wait for others for one plan more than they may."""
+
+    def goes_on(self, is_small):
+        self._most_plans += 1
+        goes_on = super().goes_on(is_small)
+        self._most_plans -= 1
+        return goes_on
+
+
+@WAITING.breaks("ENGINE-07")
+class CountsTheLastWaits(BatchWait):
+    """The plans for which the newcomers before have waited count for those that come now."""
+
+    def goes_on(self, is_small):
+        before = self._num_plans
+        goes_on = super().goes_on(is_small)
+        self._num_plans = self._num_plans if goes_on else before
+        return goes_on

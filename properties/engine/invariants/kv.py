@@ -58,6 +58,8 @@ def launched_steps_have_their_slots(m: EngineMoment) -> Outcome:
     torn = _torn_page(m) if m.config.page_size > 1 and m.after.slots != m.before.slots else None
     if torn is not None:
         return torn
+    if m.has_table and m.flight is not None and (wrong := _wrong_in_the_table(m)) is not None:
+        return wrong
     if not m.model.flights or m.is_still:
         return None
     for flight in m.model.flights:
@@ -76,6 +78,20 @@ def launched_steps_have_their_slots(m: EngineMoment) -> Outcome:
                 was = f"the slots of {name} from position {row.length} have changed under step {flight.number}"
                 return Finding(was, "they stay as they were launched", "the device goes on writing where they were")
     return True
+
+
+def _wrong_in_the_table(m: EngineMoment) -> Finding | None:
+    """Return a request of the step that is launched whose slots the device would look for elsewhere."""
+    for part in m.flight.parts:
+        name, table = part.life.name, part.row.table
+        slots = m.flight.slots[name][: part.written[1]]
+        known = tuple(table[: len(slots)])
+        if known != slots:
+            at = next((at for at, slot in enumerate(known) if slot != slots[at]), len(known))
+            there = f"slot {known[at]}" if at < len(known) and known[at] >= 0 else "no slot"
+            was = f"in step {m.flight.number} the device has {there} for position {at} of {name}"
+            return Finding(was, f"slot {slots[at]}, which is reserved for it", "it reads and writes where it is told")
+    return None
 
 
 def _torn_page(m: EngineMoment) -> Finding | None:

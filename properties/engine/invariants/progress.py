@@ -26,6 +26,7 @@ def what_fits_is_launched(m: EngineMoment) -> Outcome:
         _needless_retraction(m)
         or _gave_way_in_vain(m)
         or (_against_reserves(m) if m.keeps_reserves else None)
+        or _wrong_wait(m)
         or _idle(m)
     )
 
@@ -46,7 +47,7 @@ def _idle(m: EngineMoment) -> Outcome:
             if not life.leaving and free >= room and (not life.decoding or not _may_have_ended(m, life)):
                 was = f"nothing is launched, with {life.name} running and {free} slots free"
                 return Finding(was, f"a step; {room} slots are enough for all that run", "the device idles")
-    if not m.was_waiting or m.admitted or (m.estimates and running):
+    if not m.was_waiting or m.admitted or ((m.estimates or config.waits[0]) and running):
         return True
     if any(not life.decoding or life.leaving for life in running):
         return True  # a prompt in progress goes first
@@ -68,6 +69,19 @@ def _idle(m: EngineMoment) -> Outcome:
         was = f"no request enters, with {len(running)} of {m.max_running} running and {free} slots free"
         return Finding(was, f"the head of the queue; {needed} slots are enough for any", "a row stays empty")
     return _preemption_that_is_due(m, running) or True
+
+
+def _wrong_wait(m: EngineMoment) -> Finding | None:
+    """Return a finding if newcomers wait for more of them though they should not, or do not though they should."""
+    if m.should_wait:
+        was = f"{m.admitted[0][0].name} enters beside rows that decode: {m.should_wait}"
+        should = f"it waits for {m.config.waits[0]} plans, or until a step has {m.config.enough_tokens:g} tokens"
+        return Finding(was, should, "a small batch of prompts delays all rows that decode")
+    if m.should_enter:
+        return Finding(
+            "no request enters, though there is room", m.should_enter, "a request waits longer than it should"
+        )
+    return None
 
 
 def _against_reserves(m: EngineMoment) -> Finding | None:

@@ -110,8 +110,6 @@ def _of_pair(m: SimulatorMoment) -> Verdict:
     first, second = (_read(answer, m.config).ledger for answer in answers)
     if change == "bandwidth":
         found = _first(wrong_speed(first, second), "more bandwidth is never slower")
-    elif m.config.overlap:  # the host works while the device does
-        found = None
     else:
         found = _first(wrong_delay(first, second, HOST_DELAY_NS), "a device waits for its host")
     return found or _in_new(m, _times)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from foredraft.checks.mutant import MAX_SHRUNK, kill
-from foredraft.checks.registry import contracts, mutants_of
+from foredraft.checks.registry import SUBJECTS, contracts, mutants_of
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import load_make
 from foredraft.properties.harness.invariants import all_invariants, invariant, of_contract
@@ -72,6 +72,16 @@ def test_the_shown_hidden_state_is_what_a_run_gives():
 
 def test_the_numbers_that_are_said():
     assert f"the {len(all_invariants())} invariants" in PROPERTIES and MAX_SHRUNK == 20
+    assert f"we have {sum(map(len, SUBJECTS.values()))} components now" in " ".join(PROPERTIES.split())
+
+
+def test_the_first_line_says_what_the_two_searches_have_found():
+    first = " ".join(PROPERTIES.split("\n\n")[1].split())
+    table = PROPERTIES.partition("<!-- searches -->\n")[2].partition("<!-- end -->")[0]
+    swarm, hypothesis = (re.search(rf"^\| {name} \| (\d+) \|", table, re.M)[1] for name in ("swarm", "Hypothesis"))
+    defects = re.match(r"\d+ planted defects, 4 s", table)[0].split(",")[0]
+    assert first.startswith(f"The swarm searches, Hypothesis repeats. Of {defects} the swarm, ")
+    assert f"found {swarm} in four seconds each, and Hypothesis {hypothesis} in the same time" in first
 
 
 def test_readme_checks_the_allocator_of_the_page():
