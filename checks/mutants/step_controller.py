@@ -83,7 +83,7 @@ class StepsFromTheAverage(AdaptiveStepSlot):
         self.current_steps = int(self.ema_accept_len) + 1
 
 
-@CONTROLLERS.breaks("STEPS-14")
+@CONTROLLERS.breaks("STEPS-14", "STEPS-10")
 class ProbesFromBelowNothing(AdaptiveStepSlot):
     """A first probe keeps the average that the range began with, which is negative: it takes twice as long to believe
     in a draft."""
@@ -133,7 +133,7 @@ class MovesOneLevel(AdaptiveStepSlot):
         return min(max(super()._target_index(), self._index - 1), self._index + 1)
 
 
-@CONTROLLERS.breaks("STEPS-14")
+@CONTROLLERS.breaks("STEPS-14", "STEPS-10")
 class ForgetsTheWarmUp(AdaptiveStepSlot):
     """The first look comes with the first interval; the warm-up is left out."""
 
@@ -354,7 +354,7 @@ class KeepsHalfABuild(GraphTable):
 class FilesBySize(GraphTable):
     """Graphs are found by their batch size alone: of several step counts, those of the last one."""
 
-    def find(self, steps, num_draft_tokens, batch_size):
+    def find(self, shape, batch_size):
         found = [graph for key, graph in self._graphs.items() if key.batch_size >= batch_size]
         return found[-1] if found else None
 

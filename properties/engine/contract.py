@@ -184,57 +184,6 @@ class ServingConfig:
             host_pages=host_pages,
         )
 
-    def twin(self, kind: str) -> ServingConfig | list[ServingConfig] | None:
-        """Return the other configuration of an invariant over two runs, or several, the plainest first;
-        None if this one has none."""
-        # A twin has none of the optional features, so that their effects show against a plain run.
-        bare: dict[str, Any] = {"multi_step_rounds": 1, "prefix_cache": False, "host_pages": 0, "groups": ()}
-        match kind:
-            case "again":
-                return self
-            case "with the other pipeline depth":
-                # Two steps in flight reserve twice as much, and one request must fit.
-                more = -(-self.round_slots // self.page_size)
-                return replace(self, **bare, overlap=not self.overlap, num_pages=self.num_pages + more)
-            case "without the prefix cache":
-                return replace(self, **bare) if self.prefix_cache else None
-            case "round by round":
-                return replace(self, **bare) if self.multi_step_rounds > 1 else None
-            case "one at a time, in a large pool":
-                slots = max(4 * self.num_slots, self.page_size + 1)
-                alone: dict[str, Any] = {
-                    "max_running": 1,
-                    "page_size": 1,
-                    "num_pages": slots,
-                    "chunk_size": self.context_len,
-                }
-                plainest = replace(self, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
-                in_pages: dict[str, Any] = {"page_size": self.page_size, "num_pages": slots // self.page_size}
-                optional: dict[str, Any] = {
-                    "prefix_cache": self.prefix_cache,
-                    "multi_step_rounds": self.multi_step_rounds,
-                }
-                budget = max(self.context_len, self.step_tokens)
-                in_one_budget: dict[str, Any] = {"mixed": True, "chunk_size": budget}
-                in_one_budget["step_tokens"] = self.step_tokens and budget
-                return [
-                    plainest,
-                    replace(plainest, **in_pages),
-                    replace(plainest, **in_pages, **optional),
-                    # Engines that cannot do without these.
-                    *([replace(plainest, **in_pages, **optional, **in_one_budget)] if self.mixed else []),
-                ]
-            case "with another model":
-                # With a cache, which texts are equal decides what is shared: there the tokens do matter.
-                return None if self.prefix_cache else replace(self, model=self.model + 1)
-            case "without speculation":
-                # A cache whose keys look one token ahead caches one position less.
-                head_with_cache = self.algorithm == "head" and self.prefix_cache
-                if self.candidates != (0,) or self.algorithm == "none" or head_with_cache:
-                    return None
-                return replace(self, algorithm="none")
-        raise AssertionError(f"there is no twin {kind!r}")
-
 
 @dataclass(frozen=True, slots=True)
 class EngineCapabilities(Capabilities):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from .contract import ServingConfig, Wish
 from .model import EngineModel, GivenWay, ModelFlight, RequestLife
@@ -37,6 +39,58 @@ def used_parts(m: EngineMoment) -> dict[str, bool]:
         "newcomers that wait": m.model.waited > 0,
         "a verify tree": config.topk > 1 and bool(flight.rows),
     }
+
+
+def twin_of(config: ServingConfig, kind: str) -> ServingConfig | list[ServingConfig] | None:
+    """Return the other configuration of an invariant over two runs, or several, the plainest first;
+    None if this one has none."""
+    # A twin has none of the optional features, so that their effects show against a plain run.
+    bare: dict[str, Any] = {"multi_step_rounds": 1, "prefix_cache": False, "host_pages": 0, "groups": ()}
+    match kind:
+        case "again":
+            return config
+        case "with the other pipeline depth":
+            # Two steps in flight reserve twice as much, and one request must fit.
+            more = -(-config.round_slots // config.page_size)
+            return replace(config, **bare, overlap=not config.overlap, num_pages=config.num_pages + more)
+        case "without the prefix cache":
+            return replace(config, **bare) if config.prefix_cache else None
+        case "round by round":
+            return replace(config, **bare) if config.multi_step_rounds > 1 else None
+        case "one at a time, in a large pool":
+            slots = max(4 * config.num_slots, config.page_size + 1)
+            alone: dict[str, Any] = {
+                "max_running": 1,
+                "page_size": 1,
+                "num_pages": slots,
+                "chunk_size": config.context_len,
+            }
+            plainest = replace(config, **bare, **alone, step_tokens=0, preempt=False, mixed=False)
+            in_pages: dict[str, Any] = {"page_size": config.page_size, "num_pages": slots // config.page_size}
+            optional: dict[str, Any] = {
+                "prefix_cache": config.prefix_cache,
+                "multi_step_rounds": config.multi_step_rounds,
+            }
+            budget = max(config.context_len, config.step_tokens)
+            in_one_budget: dict[str, Any] = {"mixed": True, "chunk_size": budget}
+            in_one_budget["step_tokens"] = config.step_tokens and budget
+            return [
+                plainest,
+                replace(plainest, **in_pages),
+                replace(plainest, **in_pages, **optional),
+                # Engines that cannot do without these.
+                *([replace(plainest, **in_pages, **optional, **in_one_budget)] if config.mixed else []),
+            ]
+        case "with another model":
+            # With a cache, which texts are equal decides what is shared: there the tokens do matter.
+            return None if config.prefix_cache else replace(config, model=config.model + 1)
+        case "without speculation":
+            # A cache whose keys look one token ahead caches one position less.
+            head_with_cache = config.algorithm == "head" and config.prefix_cache
+            if config.candidates != (0,) or config.algorithm == "none" or head_with_cache:
+                return None
+            return replace(config, algorithm="none")
+    raise AssertionError(f"there is no twin {kind!r}")
 
 
 def verdict(config: ServingConfig, wish: Wish, num_waiting: int) -> tuple[str, str]:
@@ -146,6 +200,8 @@ def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
     no less than those in a row at which all of them had room for sure.
     """
     config, model = m.config, m.model
+    if not config.waits[0] or m.before.slots is None:
+        return
     most, before = config.waits[0], model.plans_since_entry
     model.plans_since_entry = 0 if m.admitted else before + 1
     lengths = [len(life.context_of_now) for life in m.was_waiting if not life.aborted]

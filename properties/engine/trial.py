@@ -15,7 +15,7 @@ from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
 from .reading import follow_pages, names, read_events, read_step
 from .recovery import DeviceLimits
-from .rules import PARTS, limits, limits_of, note_waits, promises, shown, used_parts, verdict, why_given_way
+from .rules import PARTS, limits, limits_of, note_waits, promises, shown, twin_of, used_parts, verdict, why_given_way
 
 REQUESTS = Handles("abcdef")
 
@@ -69,21 +69,20 @@ class EngineTrial(Trial):
 
     @classmethod
     def twin_config(cls, kind: str, config: ServingConfig) -> ServingConfig | list[ServingConfig] | None:
-        return config.twin(kind)
+        return twin_of(config, kind)
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
         self.operation = operation
-        self.moment = EngineMoment(self.model, self.device.cells, operation, self.moment.after)
-        self.moment.recovery = self._recovery
+        m = self.moment = EngineMoment(self.model, self.device.cells, operation, self.moment.after)
+        m.recovery, has = self._recovery, self.capabilities
         has_no_rules = self._was_lost and self._recovery is None
         if self._was_denied or has_no_rules or self.model.lost or self.model.asked_back:
-            self.moment.is_disturbed = True
-        self.moment.reuse_is_ordered = self.capabilities.ordered_reuse
-        self.moment.keeps_reserves, self.moment.has_table = self.capabilities.reserves, self.capabilities.table
+            m.is_disturbed = True
+        m.reuse_is_ordered, m.keeps_reserves, m.has_table = has.ordered_reuse, has.reserves, has.table
         for name in ("own_victims", "to_tail", "estimates", "strict_priorities", "caches_at_allocation"):
-            setattr(self.moment, name, getattr(self.capabilities, name))
+            setattr(m, name, getattr(has, name))
 
     def end(self) -> None:
         self.use(used_parts(self.moment))
@@ -222,8 +221,7 @@ class EngineTrial(Trial):
             model.launch(m.flight, m.after.slots)
             m.flight.held = {name: len(slots) for name, slots in (m.before.slots or {}).items()}
         m.note_hold(before)
-        if self.config.waits[0] and self.capabilities.slots:
-            note_waits(m, before)
+        note_waits(m, before)
         if m.admitted:
             m.count_overtaken()
             self._was_denied = False  # what enters has been allocated something

@@ -179,7 +179,7 @@ def a_broken_table_changes_nothing(m: StepControllerMoment) -> Outcome:
     return True
 
 
-@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "multi_step", "interval", "phase"))
+@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "multi-step", "interval", "phase"))
 def every_result_counts_once(m: StepControllerMoment) -> Outcome:
     if m.garbage is None and m.refusal is not None:
         was = f"a good result was refused: {m.refusal}"
@@ -296,7 +296,7 @@ def reservations_hold_the_largest_round(m: StepControllerMoment) -> Outcome:
     return Finding(f"room for {reserved} draft tokens", f"{least} to {most}, those of the largest candidate", why)
 
 
-@checks("STEPS-16", CONTRACT, "estimates", on=("repeat", "multi_step", "phase"))
+@checks("STEPS-16", CONTRACT, "estimates", on=("repeat", "multi-step", "phase"))
 def estimates_are_what_was_accepted(m: StepControllerMoment) -> Outcome:
     if not m.expected:
         return None

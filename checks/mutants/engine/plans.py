@@ -254,7 +254,7 @@ class StreamsWhatTheDeviceSays(CoreEngine):
         return events
 
 
-@PLANS.breaks("ACCEPT-03", "RELAY-01")
+@PLANS.breaks("ACCEPT-03", "RELAY-01", "RELAY-06")
 class KeepsItsCopies(KVStore):
     """Pages that the prefix cache had already are freed, and the row goes on reading its own copies."""
 

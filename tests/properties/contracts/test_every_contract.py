@@ -12,6 +12,7 @@ import pytest
 from foredraft.checks.registry import OPERATIONS, SUBJECTS, contracts
 from foredraft.properties.conformance import check
 from foredraft.properties.harness.importing import NotInstalled, load_make
+from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.operation import decode, encode
 from foredraft.properties.harness.swarm import Swarm
 from foredraft.properties.suites import suite_of
@@ -68,6 +69,12 @@ def test_every_operation_survives_json(contract):
                     assert decode(suite.operations, data, "test", "operations[0]") == operation
                     assert str(operation).startswith(operation.tag)
     assert seen == set(suite.operations)
+
+
+@pytest.mark.parametrize("contract", contracts())
+def test_an_invariant_is_checked_after_operations_that_there_are(contract):
+    tags = {operation.tag for operation in suite_of(contract).operations}
+    assert not [(one.id, unknown) for one in of_contract(contract) if (unknown := set(one.on) - tags)]
 
 
 PROGRAM = """
