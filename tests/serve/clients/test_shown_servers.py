@@ -15,7 +15,7 @@ import commands as documents
 import pytest
 from server_process import FOREDRAFT, wait_for
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = "docs/serve.md"
 SERVER = "foredraft serve --simulate "
 NEEDS_MODEL = "models/"
