@@ -260,6 +260,8 @@ class CheckedExecutor(WrappedExecutor):
                 return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
         target, draft = self.models
+        if self.executor.algorithm.looks_up_past_outputs:
+            return None  # what earlier requests got decides, too
         if draft is not None and self._drafts_at_once:
             at_once = dense_block if isinstance(draft, BlockHead) else dense_masked
             with torch.no_grad():
@@ -272,7 +274,8 @@ class CheckedExecutor(WrappedExecutor):
         return _drafts(tokens, parents)
 
     def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
-        if self.executor.algorithm.drafter is Drafter.LOOKUP or self._drafts_at_once:
+        algorithm = self.executor.algorithm
+        if algorithm.drafter is Drafter.LOOKUP or algorithm.looks_up_past_outputs or self._drafts_at_once:
             return None
         shape = Shape(steps, 1, steps + 1, self.config.context_len - 1)
         found = [self._dense(text, shape, noise) for noise in range(3)]

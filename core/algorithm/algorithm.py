@@ -65,6 +65,8 @@ class SpecAlgorithm:
     `needs_hidden_states`: a round relays a hidden state, and a handoff has one. `reads_hidden_states`: the draft takes
     those of all committed tokens, of the passes that compute them, and none is relayed. `in_one_pass`: one pass over
     mask tokens drafts all tokens of a round.
+    `looks_up_past_outputs`: rows draft by suffix decoding (`suffix.py`), so also from what earlier requests got; those
+    of a draft with a network where that promises more.
     """
 
     name: str = "NONE"
@@ -78,6 +80,7 @@ class SpecAlgorithm:
     supports_trees: bool = False
     reads_hidden_states: bool = False
     in_one_pass: bool = False
+    looks_up_past_outputs: bool = False
 
     @property
     def is_speculative(self) -> bool:

@@ -245,12 +245,23 @@ class SuffixDrafting(LookupDrafting):
 
     name = "SUFFIX"
     supports_trees = False
+    looks_up_past_outputs = True
 
     def make_proposer(self, shape: AlgorithmShape) -> SuffixDrafts:
         return SuffixDrafts()
 
 
+class HybridDrafting(Eagle3):
+    """Look-up with a model: a row drafts by suffix decoding where that promises more than its EAGLE-3 head, by the head
+    otherwise, and not at all where neither pays (`hybrid.py`)."""
+
+    name = "HYBRID"
+    supports_trees = False
+    looks_up_past_outputs = True
+
+
 BUILT_IN = (
     SpecAlgorithm, Standalone, Eagle, Eagle3, MultiLayerEagle, Ngram,
     ParallelEagle, ParallelDraft, BlockDrafting, SelectedBlockDrafting, MarkovBlockDrafting, SuffixDrafting,
+    HybridDrafting,
 )  # fmt: skip

@@ -142,6 +142,10 @@ class Draft(ABC):
     def observe(self, row: int, tokens: np.ndarray) -> None:  # noqa: B027
         """Take in tokens int64 [n] that `row` has prefilled or emitted (drafts on the host only)."""
 
+    def close_rows(self, rows: Sequence[int] | None) -> None:  # noqa: B027
+        """Complete the KV of rows that are about to be given up, since the prefix cache may keep it. None: all rows are
+        gone, with all KV."""
+
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
         """Run the draft's pass over the chunks; `captured` [t, C] like the target's tokens, `sampled` int64 [m] for
         the m last chunks."""
@@ -181,16 +185,17 @@ class ParkedDraft(NoDraft):
         self._fields = fields
 
     def prefill(self, chunks: Chunks, captured: Tensor | None, sampled: Tensor) -> Relayed:
-        return self._zeros(len(chunks.last), sampled.device)
+        return zeros_of(self._fields, len(chunks.last), sampled.device)
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        return self._zeros(len(batch.row_numbers), batch.rows.device)
+        return zeros_of(self._fields, len(batch.row_numbers), batch.rows.device)
 
-    def _zeros(self, num_rows: int, device: torch.device) -> Relayed:
-        return {
-            f.name: torch.zeros((num_rows, *f.shape_suffix), dtype=getattr(torch, f.dtype), device=device)
-            for f in self._fields
-        }
+
+def zeros_of(fields: Sequence[RelayField], num_rows: int, device: torch.device) -> Relayed:
+    """Return zeros [num_rows, …] for each relay field."""
+    return {
+        f.name: torch.zeros((num_rows, *f.shape_suffix), dtype=getattr(torch, f.dtype), device=device) for f in fields
+    }
 
 
 def root_only(ops: Ops, batch: RoundBatch) -> DeviceTree:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.host_drafts import HostDrafts
+from ...core.algorithm.hybrid import HybridChoice
+from ...core.algorithm.suffix import SuffixDrafts
 from ...core.errors import ConfigError
 from ...core.scheduler.config import VERIFY_ALL
 from ...core.scheduler.engine import Engine
@@ -13,6 +15,7 @@ from ..batch.states import StatePool
 from ..draft.block import BlockDraft
 from ..draft.branches import BranchDraft
 from ..draft.heads import HeadsDraft, carried_size
+from ..draft.hybrid import HybridDraft
 from ..draft.masked import MaskedDraft
 from ..draft.network import DraftNetwork, HeadNetwork, LanguageModelNetwork
 from ..draft.port import Draft, NoDraft, ParkedDraft, ProposedDraft
@@ -94,6 +97,8 @@ def _with_pools(
         target_vocab_size=target.vocab_size,
     )
     draft = _draft(algorithm, draft_model, ops, draft_pool, engine, shape)
+    if algorithm.looks_up_past_outputs and draft_pool is not None:
+        draft = _with_look_ups(draft, ops, engine, shape, options)
     parked = ParkedDraft(ops, algorithm.relay_fields(shape)[1:])
     return ExecutorModels(ops, target, pool, draft, parked, draft_model, draft_pool, relayed=shape)
 
@@ -175,6 +180,23 @@ def _draft(
     if not isinstance(model, Decoder):
         raise _another_form(name, "a language model")
     return network_draft(LanguageModelNetwork(model, shape.target_vocab_size))
+
+
+def _with_look_ups(
+    draft: Draft, ops: Ops, engine: Engine, shape: AlgorithmShape, options: ExecutorOptions
+) -> HybridDraft:
+    """Return a draft that leaves rows to look-ups. Raises ConfigError where acceptance is simulated, and for rules that
+    verify drawn drafts: those of look-ups are not."""
+    assert isinstance(draft, BranchDraft), "a head for all steps"
+    if options.acceptance is not None:
+        message = f"cannot be simulated with {engine.algorithm.name}, which drafts by what is accepted"
+        raise ConfigError.of("<arguments>", "acceptance", message)
+    if options.accept_rule.draws_drafts:
+        message = f"{options.accept_rule}: {engine.algorithm.name} has drafts of look-ups, which are not drawn"
+        raise ConfigError.of("<arguments>", "accept_rule", f"{message}; expected {AcceptRule.TARGET}")
+    fields = engine.algorithm.relay_fields(shape)[1:]
+    choice = HybridChoice(shape.steps, options.hybrid_costs)
+    return HybridDraft(ops, draft, SuffixDrafts(), choice, fields, keeps_closed=engine.config.prefix_cache)
 
 
 def _another_form(name: str, what: str) -> ConfigError:

@@ -142,6 +142,7 @@ class TorchExecutor:
         self._queue.clear()
         self._rows.forget()
         self._shaping.forget()
+        self.draft.close_rows(None)
         self.future_map.drop(np.arange(1, self.future_map.num_rows + 1))
 
     def close(self) -> None:
@@ -173,6 +174,7 @@ class TorchExecutor:
 
     def _begin(self, running: RunningStep) -> None:
         step = running.step
+        self.draft.close_rows([row for row, _ in step.released])
         for row, _ in step.released:
             self.future_map.drop(np.array([row]))
             self._rows.close(row)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.algorithm.algorithm import AlgorithmShape, SpecAlgorithm
+from ...core.algorithm.hybrid import HYBRID_COSTS, HybridCosts
 from ...core.contract.future_map import FutureMap
 from ...core.scheduler.engine import Engine
 from ...core.tree.chains import AcceptRule
@@ -41,6 +42,7 @@ class ExecutorOptions:
     producers: Mapping[str, NodeProducer] = field(default_factory=dict)
     """Make further outputs, by the names under which requests ask for them."""
     make_matcher: MakeMatcher | None = None  # follows grammars; without it requests that ask for one fail
+    hybrid_costs: HybridCosts = HYBRID_COSTS  # by which HYBRID chooses; all ranks need the same
     in_rings: bool = False  # the KV of the target's windowed layers lies in `Rings`, where not all are windowed
 
     @property

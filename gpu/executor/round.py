@@ -192,12 +192,12 @@ class DecodeRound:
         with phase("verify"):
             packing: Packing | None = None
             chosen: tuple[Tensor, ...] = ()
-            row_nodes = nodes_of(batch, tree)
+            row_nodes, num_tokens = nodes_of(batch, tree)
             if row_nodes is not None:
                 if tree.confidence is not None and batch.budget is not None:
                     chosen = row_nodes.int(), tree.confidence
                 tree = shorten_rows(tree, row_nodes)
-                packing = pack_rows(row_nodes, tree.num_nodes, batch.num_tokens)
+                packing = pack_rows(row_nodes, tree.num_nodes, num_tokens)
             places, slots = self._ops.window(batch.table, batch.rows, batch.lengths, tree.num_nodes)
             cells: Tensor | None = None
             states: TreeStates | None = None
@@ -246,14 +246,16 @@ class DecodeRound:
             next_relay = {name: of_last_accepted(values, verified) for name, values in outputs.next_relay.items()}
             accepted = Accepted(emitted, verified.accept_lens, outputs.draft_hidden, longest, next_relay)
             relay = self.draft_of(batch.shape).catch_up(batch, accepted, relayed)
+        # A draft may propose shorter chains than were planned (HYBRID): results are as wide as the plan.
+        width = tree.width if batch.shape.topk > 1 else max(tree.width, batch.shape.nodes)
         return RoundResult(
             accept_lens=verified.accept_lens,
             failed=verified.failed,
-            emitted=emitted,
+            emitted=emitted if width == tree.width else F.pad(emitted, (0, width - tree.width), value=-1),
             lengths=batch.lengths + verified.accept_lens,
             relay={"bonus_tokens": bonus, **relay},
             outputs={
-                name: _columns(values, tree.width)
+                name: _columns(values, width)
                 for name, values in outputs.entries.items()
                 if values is not None and name in wanted
             },
@@ -344,12 +346,17 @@ class DecodeRound:
             producer.keep(batch, of_last_accepted(values, verified))
 
 
-def nodes_of(batch: RoundBatch, tree: DeviceTree) -> Tensor | None:
-    """Return the nodes that each row verifies, int64 [bs]; None if all rows verify all nodes."""
-    if batch.budget is None:
-        return batch.row_nodes
-    assert batch.row_nodes is not None and tree.confidence is not None, "chains of a model may have a budget"
-    return choose_rows(tree.confidence, batch.row_nodes, batch.budget.drafts, batch.budget.weights)
+def nodes_of(batch: RoundBatch, tree: DeviceTree) -> tuple[Tensor | None, int]:
+    """Return the nodes that each row verifies, int64 [bs], None if all rows verify all nodes; and the tokens of the
+    pass, which are as many or more."""
+    if batch.budget is not None:
+        assert batch.row_nodes is not None and tree.confidence is not None, "chains of a model may have a budget"
+        chosen = choose_rows(tree.confidence, batch.row_nodes, batch.budget.drafts, batch.budget.weights)
+        return chosen, batch.num_tokens
+    if tree.row_nodes is None:
+        return batch.row_nodes, batch.num_tokens
+    own = tree.row_nodes if batch.row_nodes is None else torch.minimum(tree.row_nodes, batch.row_nodes)
+    return own, tree.num_tokens
 
 
 def capture_for(draft: Draft, wanted: frozenset[str]) -> Capture:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +22,8 @@ from ...core.adaptive import CostTable
 from ...core.adaptive.config import fixed_config
 from ...core.adaptive.parking import always_parked
 from ...core.algorithm.algorithm import DraftKV
+from ...core.algorithm.builtin import Eagle3
+from ...core.algorithm.hybrid import HybridCosts
 from ...core.contract.request import Request
 from ...core.errors import ConfigError
 from ...core.kv.request_table import ceil_to_page
@@ -30,7 +32,9 @@ from ...core.scheduler.driver import Driver, Executor
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.spec import EngineSpec
 from ..executor.build import build_executor
+from ..executor.executor import TorchExecutor
 from ..executor.parts import DraftModel, ExecutorOptions
+from ..executor.round import PhaseClock
 from ..models.decoder import Decoder
 from ..types.ops import Ops
 
@@ -56,6 +60,44 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
         return build_executor(engine, target, draft, ops, options)
 
     return cost_table(spec, make_executor, positions=target.config.max_position_embeddings)
+
+
+def measure_hybrid_costs(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> HybridCosts:
+    """Measure by which times HYBRID chooses: what rounds take beside their drafts, with few and with many tokens, and
+    what the passes of the head do. On a CPU it is processor time, which other programs hardly change."""
+    steps, rows = max(1, min(4, spec.max_steps)), batch_sizes(spec)[-1]
+    timed = spec.with_config(context_len=target.config.max_position_embeddings)
+    timed = replace(timed, algorithm=Eagle3.name, graph_sizes=None, num_draft_tokens=None, topk=1)
+
+    def phases(steps: int, rows: int) -> tuple[float, float]:
+        engine = _engine_alone(timed, steps, rows, SHORT_PROMPT)
+        executor = build_executor(engine, target, draft, ops, ExecutorOptions())
+        now_s = time.perf_counter
+        if target.device.type == "cpu":
+            executor.clock, now_s = PhaseClock(now_s=time.process_time), time.process_time
+        rounds = [(now_s(), clock["draft"]) for clock in _clocks_of_rounds(engine, executor, rows)]
+        whole, drafting = np.median(np.diff(rounds, axis=0)[WARM_UP_ROUNDS:], axis=0)
+        return float(whole - drafting), float(drafting) / max(steps, 1)
+
+    (few, _), (_, one), (many, all_rows) = phases(0, 1), phases(steps, 1), phases(steps, rows)
+    token = max(0.0, many - few) / (rows * (steps + 1) - 1)
+    draft_token = max(0.0, all_rows - one) / max(rows - 1, 1)
+    return HybridCosts(max(0.0, few - token), token, max(0.0, one - draft_token), draft_token)
+
+
+def _clocks_of_rounds(engine: Engine, executor: TorchExecutor, rows: int) -> Iterator[dict[str, float]]:
+    """Run requests together, and yield the seconds of each phase since the start behind each round of all of them."""
+    driver = Driver(engine, executor)
+    prompt = Prompt.of_tokens(np.zeros(SHORT_PROMPT, dtype=np.int64))
+    for number in range(rows):
+        driver.submit(Request(f"timing {number}", prompt, 2 * (WARM_UP_ROUNDS + TIMED_ROUNDS) * engine.sizes.alloc_len))
+    count = 0
+    while count <= WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
+        (step,) = driver.plan()
+        driver.commit()
+        if step.prefill is None and step.decode is not None and len(step.decode.rows) == rows:
+            count += 1
+            yield dict(executor.clock.seconds)
 
 
 def cost_table(

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter
+from ...core.algorithm.hybrid import HYBRID_COSTS
 from ...core.contract.events import EventSink
 from ...core.contract.request import Grammar, Request
 from ...core.errors import ConfigError, Problem
@@ -146,6 +147,11 @@ def load_engine(
             whole = spec.with_role(EngineRole.BOTH)
             spec = replace(spec, cost_table=measure_cost_table(whole, target, draft, ops))
             plan = replace(plan, spec=spec)
+        costs = HYBRID_COSTS
+        if plan.algorithm.looks_up_past_outputs and draft is not None:
+            from .round_cost import measure_hybrid_costs
+
+            costs = measure_hybrid_costs(spec.with_role(EngineRole.BOTH), target, draft, ops)
         engine, lines = _make_engine(spec, tokenizer, make_sinks)
         executor = build_executor(
             engine,
@@ -156,6 +162,7 @@ def load_engine(
                 graph_sizes=spec.graph_sizes,
                 seed=options.seed,
                 debug=options.debug,
+                hybrid_costs=costs,
                 in_rings=options.window_kv == RING,
                 accept_rule=AcceptRule(options.accept_rule or AcceptRule.TARGET),
                 make_matcher=partial(_make_matcher, tokenizer, plan.target.vocab_size),

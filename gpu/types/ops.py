@@ -58,6 +58,9 @@ class DeviceTree:
     # float32 [bs, steps]: the probability that the draft gives each of its first choices, of chains in rounds with a
     # budget
     confidence: Tensor | None = None
+    # int64 [bs]: the nodes that the draft has for each row, the first ones of its chain; None: all nodes
+    row_nodes: Tensor | None = None
+    num_tokens: int = 0  # the sum of `row_nodes`
 
     @property
     def batch_size(self) -> int:

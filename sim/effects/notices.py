@@ -61,7 +61,13 @@ def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:
 
 
 def _drafter_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if rounds draft more than a block drafter was trained for."""
+    """Yield a sentence if rounds draft more than a block drafter was trained for, and if look-ups beside a head are not
+    priced."""
+    if run.algorithm.looks_up_past_outputs and run.algorithm.drafter is not Drafter.LOOKUP:
+        yield (
+            f"{run.algorithm.name} is simulated as its head alone, which drafts for every row: look-ups, which take over "
+            "where they promise more, are not priced"
+        )
     most = 0 if run.draft is None else run.draft.parts.most_drafts
     if most and run.spec.max_steps > most:
         assert run.draft is not None

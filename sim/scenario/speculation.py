@@ -22,7 +22,7 @@ class Speculation(ScenarioTable):
     ] = Field(
         default="EAGLE3",
         description="NONE, STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM, P_EAGLE, PARD, DFLASH, DFLASH2, DSPARK, "
-        "SUFFIX, or a plugin",
+        "SUFFIX, HYBRID, or a plugin",
     )
     policy: Annotated[
         Literal["fixed", "ema", "goodput"],

@@ -46,6 +46,7 @@ WAYS = {
     "heads": tree("MULTI_LAYER_EAGLE", 3, 3, 12, chunk_size=3),
     "look-up": Way("NGRAM", None, {"steps": 5}),
     "suffix": Way("SUFFIX", None, {"steps": 5}),
+    "hybrid": chain("HYBRID", 4),
 }
 
 

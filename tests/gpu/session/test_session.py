@@ -36,6 +36,8 @@ WAYS = {
     "MULTI_LAYER_EAGLE": ("MULTI_LAYER_EAGLE", {}),
     "NGRAM": (None, {"algorithm": "NGRAM", "steps": 4}),
     "SUFFIX, overlap": (None, {"algorithm": "SUFFIX", "steps": 6, "overlap": True}),
+    "HYBRID": ("EAGLE3", {"algorithm": "HYBRID", "steps": 6, "debug": True}),
+    "HYBRID, overlap": ("EAGLE3", {"algorithm": "HYBRID", "steps": 4, "overlap": True, "page_size": 4}),
     "adaptive": ("STANDALONE", {"adaptive": "with-zero", "multi_step_rounds": 1}),
     "adaptive trees": ("STANDALONE", {"adaptive": "with-zero", "topk": 3, "num_draft_tokens": {"3": 9, "7": 12}}),
     "goodput": (
