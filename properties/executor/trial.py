@@ -225,7 +225,7 @@ class ExecutorTrial(Trial):
         self._look()
         return True
 
-    @operation(weight=8, needs="parking", when=_may_park)
+    @operation(weight=12, needs="parking", when=_may_park)
     def park(self) -> None:
         """Park the draft, or let a parked one return."""
         self.core.turn_parking()
