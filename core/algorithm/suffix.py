@@ -145,7 +145,8 @@ class SuffixIndex:
                 found.append(place)
             place = int(self._before[place])
         ends = np.array(found, np.int64)
-        return ends[(self._tokens[ends] == second) & (self._tokens[ends - 1] == first)]
+        are_pairs: np.ndarray = ends[(self._tokens[ends] == second) & (self._tokens[ends - 1] == first)]
+        return are_pairs
 
     def _match_lengths(self, ends: np.ndarray, suffix: np.ndarray) -> np.ndarray:
         """Return how many tokens before and at each place are those of the suffix, int64."""
