@@ -78,7 +78,7 @@ def _columns(values: np.ndarray | None, served: np.ndarray, dtype: type) -> np.n
 
 
 class Standalone(TopKDrafting):
-    """Drafts with a small language model of the same vocabulary. It relays and hands over no hidden states."""
+    """Drafts with a small language model. It relays and hands over no hidden states."""
 
     name = "STANDALONE"
     drafter = Drafter.MODEL

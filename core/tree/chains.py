@@ -73,9 +73,9 @@ class ChainChances:
         ones = np.ones((len(self.passes), 1))
         if self.rule is AcceptRule.BLOCK:
             fail_after = np.cumprod(np.concatenate([ones, 1 - self.passes[:, ::-1]], axis=1), axis=1)[:, ::-1]
-            return np.concatenate([ones, self.passes], axis=1) * fail_after
+            return np.asarray(np.concatenate([ones, self.passes], axis=1) * fail_after)
         reach = np.cumprod(np.concatenate([ones, self.passes], axis=1), axis=1)
-        return reach - np.concatenate([reach[:, 1:], 0 * ones], axis=1)
+        return np.asarray(reach - np.concatenate([reach[:, 1:], 0 * ones], axis=1))
 
 
 def chain_chances(

@@ -66,12 +66,13 @@ class LanguageModelNetwork(DraftNetwork):
     """STANDALONE: a small model of the same tokenizer. It takes no hidden states and gives none on.
 
     Its vocabulary may be padded to another size than the target's `target_vocab`. It drafts only tokens that both have,
-    and reads a token that only the target has as its own last one.
+    and reads a token that only the target has as its own last one. With another tokenizer it has `twins`, which say
+    what it drafts and how it reads.
     """
 
     def __init__(self, model: Decoder, target_vocab: int) -> None:
         super().__init__(model)
-        self._decoder = model
+        self._decoder, self._twins = model, model.twins
         self._own, self._shared = model.vocab_size, min(model.vocab_size, target_vocab)
         self._may_lack_tokens = model.vocab_size < target_vocab
 
@@ -83,13 +84,21 @@ class LanguageModelNetwork(DraftNetwork):
 
     def run(self, tokens: Tensor, hidden: Tensor | None, attention: BatchAttention) -> tuple[None, Tensor]:
         assert hidden is None, "a language model drafts from tokens alone"
-        if self._may_lack_tokens:
+        if self._twins is not None:
+            tokens = self._twins.read_as[tokens]
+        elif self._may_lack_tokens:
             tokens = tokens.clamp(max=self._own - 1)
         return None, self._decoder.forward(tokens, attention).hidden
 
     def _logits(self, logits_hidden: Tensor, widen: bool = True) -> Tensor:
         logits = self._decoder.logits(logits_hidden, widen)
+        if self._twins is not None:
+            return logits[:, self._twins.own_ids]
         return logits if self._shared == self._own else logits[:, : self._shared]
+
+    @property
+    def _ids(self) -> Tensor | None:
+        return None if self._twins is None else self._twins.target_ids
 
 
 class HeadNetwork(DraftNetwork):

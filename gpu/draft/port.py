@@ -296,7 +296,7 @@ def _device_tree(
 ) -> DeviceTree:
     positions = (batch.lengths[:, None] + columns["depths"]).clamp(max=batch.max_position)
     # Any depth below nd is possible in a proposed tree.
-    return DeviceTree(positions=positions, width=positions.shape[1], next_relay=next_relay or {}, **columns)
+    return DeviceTree(positions=positions, width=positions.shape[1], next_relay=next_relay or {}, drawn=None, **columns)
 
 
 def _on_device(arrays: Mapping[str, np.ndarray], device: torch.device) -> Relayed:

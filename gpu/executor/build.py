@@ -113,7 +113,9 @@ def _relayed_topk(engine: Engine, target: Decoder, draft_model: DraftModel | Non
     if topk > 1:
         message = f"{rule} verifies chains, and with topk {topk} drafts are trees; expected {AcceptRule.TARGET}"
         raise ConfigError.of("<engine>", "accept_rule", message)
-    return min(DRAWN_FROM, draft_model.vocab_size, target.vocab_size)
+    twins = draft_model.twins if isinstance(draft_model, Decoder) else None
+    own = draft_model.vocab_size if twins is None else len(twins.own_ids)
+    return min(DRAWN_FROM, own, target.vocab_size)
 
 
 def pool_for(

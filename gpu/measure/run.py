@@ -21,7 +21,7 @@ from ..executor.parts import DraftModel
 from ..models.checkpoint import load_draft, load_target, network_of
 from ..models.decoder import Decoder
 from ..session.devices import ops_for, set_threads
-from ..session.session import lay_out_models
+from ..session.session import lay_out_models, twins_of
 from ..session.text import Tokenizer
 from ..types.ops import Ops
 from ..types.session_options import INT8
@@ -173,7 +173,10 @@ class Bench:
         )
         if options.draft is None:
             return target, None
-        return target, load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
+        draft = load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
+        if isinstance(draft, Decoder):
+            draft.twins = twins_of(options.model, options.draft, target.vocab_size, draft)
+        return target, draft
 
     def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BatchArm]:
         """Return the engines of a cell; `on_arm` gets each before it is made."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,14 @@ class DecoderOutput:
         return DecoderOutput(function(self.hidden), aux, experts)
 
 
+class TokenTwins(NamedTuple):
+    """How a model that drafts for a target of another tokenizer reads and writes the target's tokens."""
+
+    read_as: Tensor  # int64 [target's vocabulary]: the model's token that stands for each of the target's
+    own_ids: Tensor  # int64 [n]: the tokens that it may draft
+    target_ids: Tensor  # int64 [n]: the target's ids of these
+
+
 class Decoder(nn.Module):
     """Weights are uninitialised; `checkpoint` or `weights.initialize` fill them. Frozen unless `requires_grad_` is
     called.
@@ -58,6 +67,7 @@ class Decoder(nn.Module):
         self.ops: Ops = ops
         self.kv_dtype: torch.dtype = kv_dtype or dtype
         self.kv_scales: Sequence[KVScales] = ()
+        self.twins: TokenTwins | None = None
         self.shard: Shard = shard
         config = sharded(config, shard)
         self.device, self.dtype = torch.device(device), dtype

@@ -38,7 +38,7 @@ from .memory import (
     size_pool,
     working_bytes,
 )
-from .text import check_same_tokens, other_tokens
+from .text import spelled_alike
 
 if TYPE_CHECKING:
     import torch
@@ -188,8 +188,10 @@ def _file_notes(
     notes = file_notes(options.model, target, drafts_itself=getattr(draft, "inside_target", False))
     if options.draft is not None and isinstance(draft, ModelConfig):
         notes += file_notes(options.draft, draft)
-        if draft.vocab_size == target.vocab_size and (other := other_tokens(options.model, options.draft)):
-            notes += (other,)
+        alike = spelled_alike(options.model, options.draft, target.vocab_size, draft.vocab_size)
+        if alike is not None:
+            share = f"it drafts the {len(alike.own_ids)} tokens that both spell alike: {alike.difference}"
+            notes += (f"the draft {options.draft} has another tokenizer than its target; {share}",)
     return notes
 
 
@@ -251,13 +253,13 @@ def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: st
     """Return every option that this algorithm or device makes no use of, with the reason."""
     reasons = {
         "drafts_nothing": f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)",
-        "draws_nothing": f"{algorithm.name} draws no drafts; it needs a draft model, or one head for all steps",
+        "draws_nothing": f"{algorithm.name} draws no drafts; a draft model does, or one head, that drafts step by step",
         "no_overlap": f"algorithm {algorithm.name} does not support overlap mode",
         "not_the_cpu": f"{device} computes, not the CPU",
     }
     holds = {
         "drafts_nothing": not algorithm.is_speculative,
-        "draws_nothing": algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD),
+        "draws_nothing": algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD) or algorithm.in_one_pass,
         "no_overlap": not algorithm.supports_overlap,
         "not_the_cpu": device != "cpu",
     }
@@ -332,8 +334,10 @@ def draft_config(
     if algorithm.in_one_pass and draft.mask_token is None:
         message = f"is missing: {algorithm.name} drafts behind masks, and the draft does not say which token is one"
         raise ConfigError.of(str(Path(options.draft) / "config.json"), "pard_token", message)
-    if draft.vocab_size != target.vocab_size:
-        check_same_tokens(options.model, options.draft, target.vocab_size, draft.vocab_size)
+    alike = spelled_alike(options.model, options.draft, target.vocab_size, draft.vocab_size)
+    if alike is not None and algorithm.in_one_pass:
+        message = f"{algorithm.name} drafts for a target of its own tokenizer; {alike.difference}"
+        raise ConfigError.of(str(options.draft), "vocab_size", message)
     return draft
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.algorithm.algorithm import Drafter
@@ -23,7 +24,7 @@ from .grammar import grammars_of
 from .loop import DecodeLoop, DeliverySink, all_of
 from .memory import NotEnoughMemory
 from .plan import SessionPlan, plan_session
-from .text import Tokenizer
+from .text import Tokenizer, spelled_alike
 from .text_session import SessionStats, TextDelta, TextSession, numbers_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ..executor.executor import TorchExecutor
     from ..executor.parts import DraftModel
     from ..executor.shaping import Matcher
-    from ..models.decoder import Decoder
+    from ..models.decoder import Decoder, TokenTwins
     from ..parallel.ranks import RankedExecutor, Ranks
     from ..types.ops import Ops
 
@@ -232,11 +233,24 @@ def _load_models(plan: SessionPlan, ops: Ops) -> tuple[Decoder, DraftModel | Non
         return load(options.model, shard=plan.shard), None
     if algorithm.drafter is Drafter.MODEL:  # it shares nothing with the target
         draft = load(options.draft, min_positions=plan.target.max_position_embeddings)
+        draft.twins = twins_of(options.model, options.draft, plan.target.vocab_size, draft)
         return load(options.model, shard=plan.shard), draft
     load_head = partial(load_draft, options.draft, algorithm.draft_form, network=network_of(algorithm))
     load_head(Decoder(plan.target, ops, "meta", plan.dtype))
     target = load(options.model, shard=plan.shard)
     return target, load_head(target)
+
+
+def twins_of(model: Path, directory: Path, target_vocab: int, draft: Decoder) -> TokenTwins | None:
+    """Return how a draft with another tokenizer reads and writes the target's tokens; None if it has the target's."""
+    import torch
+
+    from ..models.decoder import TokenTwins
+
+    alike = spelled_alike(model, directory, target_vocab, draft.vocab_size)
+    if alike is None:
+        return None
+    return TokenTwins(*(torch.from_numpy(x).to(draft.device) for x in (alike.read_as, alike.own_ids, alike.target_ids)))
 
 
 @contextmanager

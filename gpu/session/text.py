@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SHRINKS = 4
 """How many times shorter a text may get before it is cut into tokens: composed characters take a third of the bytes."""
+LEAST_ALIKE = 0.25
+"""A draft drafts for a target of another tokenizer if both spell at least this share of its tokens alike."""
+_WORD_START = "▁"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -136,6 +139,20 @@ class Tokenizer:
                 return f"token {number} is {mine[number]!r} in {self.source}, {theirs[number]!r} in {other.source}"
         return ""
 
+    def spellings(self) -> dict[bytes, int]:
+        """Return the lowest token of each spelling, as bytes."""
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        found: dict[bytes, int] = {}
+        for text, number in sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1]):
+            if number in self.byte_ids:
+                spelling = bytes([self.byte_ids[number]])
+            elif text not in added and self._bytes_of_letter and all(x in self._bytes_of_letter for x in text):
+                spelling = bytes(self._bytes_of_letter[letter] for letter in text)
+            else:
+                spelling = (text if text in added else text.replace(_WORD_START, " ")).encode()
+            found.setdefault(spelling, number)
+        return found
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> np.ndarray:
         """Return the tokens int64 [n] of `text`; with the ones that begin a text, unless they are written in it (a
         rendered chat).
@@ -200,30 +217,55 @@ def up_to_last(text: str, content: str) -> str:
     return text[: at + len(whole if text.startswith(whole, at) else content.strip())]
 
 
-def check_same_tokens(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> None:
-    """Raise ConfigError unless a target and a draft with vocabularies of two sizes have one tokenizer. Then the sizes
-    differ by padding, or by tokens that were added to one of them, and the draft's network masks what only one has."""
+@dataclass(frozen=True, slots=True)
+class SpelledAlike:
+    """The tokens of a draft with another tokenizer than its target's.
+
+    read_as: the draft's token for each of the target's, int64 [V]: the one that is spelled alike, else the longest one
+        that the target's token ends with, else 0
+    own_ids, target_ids: the tokens that both spell alike, which alone may be drafted, int64 [n]
+    """
+
+    read_as: np.ndarray
+    own_ids: np.ndarray
+    target_ids: np.ndarray
+    difference: str
+
+
+def spelled_alike(model: Path, draft: Path, model_vocab: int, draft_vocab: int) -> SpelledAlike | None:
+    """Compare the tokenizers of a target and a draft by their spellings. None if equal ids are equal tokens: sizes of
+    vocabularies may then differ by padding, or by tokens that were added to one of them.
+
+    Raises ConfigError where fewer than `LEAST_ALIKE` of the draft's tokens are spelled alike, and for vocabularies of
+    two sizes whose tokenizers cannot be compared.
+    """
+    sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
     try:
-        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
+        target, own = Tokenizer.load(model), Tokenizer.load(draft)
     except ConfigError as error:
-        difference = f"their tokenizers cannot be compared: {error}"
-    if difference:
-        sizes = f"the vocabularies must match: the target has {model_vocab} tokens, the draft {draft_vocab}"
-        raise ConfigError.of(str(draft), "vocab_size", f"{sizes}, and {difference}")
-
-
-def other_tokens(model: Path, draft: Path) -> str:
-    """Return in words by which token a draft's tokenizer differs from its target's; "" if they are alike, or if one of
-    them has none that can be read."""
-    try:
-        difference = Tokenizer.load(model).difference(Tokenizer.load(draft))
-    except ConfigError:
-        return ""
+        if model_vocab == draft_vocab:
+            return None
+        message = f"{sizes}, and their tokenizers cannot be compared: {error}"
+        raise ConfigError.of(str(draft), "vocab_size", message) from error
+    difference = target.difference(own)
     if not difference:
-        return ""
-    return (
-        f"the draft {draft} has another tokenizer than its target, so that few of its drafts are accepted: {difference}"
+        return None
+    theirs, mine = target.spellings(), own.spellings()
+    both = sorted(
+        (number, theirs[spelling])
+        for spelling, number in mine.items()
+        if spelling in theirs and number < draft_vocab and theirs[spelling] < model_vocab
     )
+    if len(both) < LEAST_ALIKE * len(mine):
+        message = f"{len(both)} of the draft's {len(mine)} tokens are spelled as tokens of the target"
+        raise ConfigError.of(str(draft), "vocab_size", f"{sizes}; {message}, expected {LEAST_ALIKE:.0%}; {difference}")
+    read_as = np.zeros(model_vocab, np.int64)
+    for spelling, number in theirs.items():
+        ends = (mine[end] for at in range(len(spelling)) if (end := spelling[at:]) in mine)
+        if number < model_vocab:
+            read_as[number] = next((token for token in ends if token < draft_vocab), 0)
+    own_ids, target_ids = np.array(both, np.int64).reshape(-1, 2).T
+    return SpelledAlike(read_as, own_ids, target_ids, difference)
 
 
 def _letters_of_bytes() -> dict[str, int]:
