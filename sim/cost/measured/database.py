@@ -335,7 +335,7 @@ def _handle(folder: str, system: str, server: str, options: Mapping[str, Any], g
 
     def build(**given: Any) -> Any:
         found = original(**given)
-        for name, value in (graph | {"system": system}).items():
+        for name, value in {**graph, "system": system}.items():
             setattr(found, name, value)
         return found
 
