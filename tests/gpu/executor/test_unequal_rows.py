@@ -19,6 +19,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.core.scheduler.config import EngineConfig
 from foredraft.core.scheduler.driver import Driver
 from foredraft.core.scheduler.engine import Engine
+from foredraft.core.tree.chains import AcceptRule
 from foredraft.gpu.executor.build import build_executor
 from foredraft.gpu.executor.executor import TorchExecutor
 from foredraft.gpu.executor.parts import ExecutorOptions
@@ -86,6 +87,21 @@ def test_one_graph_of_so_many_tokens_serves_any_mix_of_row_lengths(draft, change
     if "temperature" not in changes:
         plain, *_ = serve(draft, requests)
         assert all(plain[name].tokens.tolist() == end.tokens.tolist() for name, end in found.items()), "lossless"
+
+
+@pytest.mark.fast("planned-rejection", ci="*")
+@pytest.mark.parametrize("accept_rule", [AcceptRule.REJECTION, AcceptRule.BLOCK])
+@pytest.mark.parametrize("rule", ["planned", "both"])
+def test_chains_of_drawn_drafts_are_shortened_too(rule, accept_rule):
+    requests = requests_of(temperature=0.8)
+    expected, _, committed = serve("STANDALONE", requests, rule=rule, accept_rule=accept_rule)
+    found, *_ = serve("STANDALONE", requests, (1, 4), rule, accept_rule=accept_rule)
+    assert all(found[name].tokens.tolist() == end.tokens.tolist() for name, end in expected.items())
+    decoded = [event for event in committed if event.step.decode is not None]
+    lens = np.concatenate([event.result.decode.accept_lens.ravel() for event in decoded])
+    assert lens.max() > 1, "some drafts stay"
+    for event in decoded:  # the engine refuses a row that accepts more than it verified
+        assert (event.result.decode.accept_lens <= event.result.decode.nodes_of(event.step.decode)).all()
 
 
 @pytest.mark.fast("True-STANDALONE", ci="*")
