@@ -20,6 +20,8 @@ long jumps where acceptance is high and short ones elsewhere. This explains why,
 is accepted less often at 5 steps than at 1. Independent draws cannot show this effect. The process whose *rounds* have
 given probabilities is found by `fit.calibrate`.
 
+How sure a draft is of itself follows from the quality, too: `confidence.py`.
+
 The fresh part is read from a table of 4,096 normal quantiles: probabilities are exact to 1/8192.
 """
 
@@ -35,6 +37,7 @@ import numpy as np
 from ..contract.step import RoundShape
 from ..draws import Purpose, hash64, normal, uniform
 from ..errors import ConfigError, Problem
+from .confidence import confidence_of
 from .tree import MAX_DEPTH, tree_survival
 
 
@@ -109,6 +112,13 @@ class AcceptanceProcess(ABC):
         self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
         """Return int32 [broadcast of all arguments], each 0 … `max_depth`."""
+
+    def confidence(
+        self, request_keys: np.ndarray, positions: np.ndarray, steps: int, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """Return how sure the drafts of rounds at these positions are, float32 [n, steps], each 0 … 1. A process that
+        knows nothing of it says 0.5, which tells rows apart in nothing."""
+        return np.full((len(np.atleast_1d(request_keys)), steps), 0.5, np.float32)
 
     def run_windows(
         self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0
@@ -248,6 +258,9 @@ class GaussianAcceptance(AcceptanceProcess):
     def longest_run(
         self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float = 0.0
     ) -> np.ndarray:
+        return self._runs(self._quality(request_keys, positions, shifts))
+
+    def _quality(self, request_keys: np.ndarray, positions: np.ndarray, shifts: np.ndarray | float) -> np.ndarray:
         keys = np.atleast_1d(np.asarray(request_keys, np.uint64))
         where = np.atleast_1d(np.asarray(positions, np.int64))
         quality = _fresh(self.seed, keys, where) * np.float32(self._fresh_weight)
@@ -258,7 +271,16 @@ class GaussianAcceptance(AcceptanceProcess):
             right = normal(self.seed, Purpose.ACCEPTANCE_FIELD, keys, knot + 1).astype(np.float32)
             smooth += right * sines[fraction]
             quality = quality + smooth
-        return self._runs(quality + self._offset(keys, where, shifts))
+        found: np.ndarray = quality + self._offset(keys, where, shifts)
+        return found
+
+    def confidence(
+        self, request_keys: np.ndarray, positions: np.ndarray, steps: int, shifts: np.ndarray | float = 0.0
+    ) -> np.ndarray:
+        """Return confidences that follow from the quality: see `confidence.py`."""
+        keys, where = np.asarray(request_keys, np.uint64), np.asarray(positions, np.int64)
+        noise = normal(self.seed, Purpose.CONFIDENCE, keys, where)
+        return confidence_of(self._quality(keys, where, shifts), noise, self._thresholds, steps)
 
     def run_windows(
         self, request_keys: np.ndarray, starts: np.ndarray, width: int, shifts: np.ndarray | float = 0.0

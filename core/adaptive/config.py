@@ -120,7 +120,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "zero-to-seven": {"1": {"candidate_steps": [0, 1, 2, 3, 4, 5, 6, 7]}},
 }
-DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven"}
+DEFAULT_PRESETS = {"ema": "default", "goodput": "zero-to-seven", "confidence": "zero-to-seven"}
 """Policy -> its default preset. A policy that knows the cost of a round needs no ranges."""
 
 

@@ -24,6 +24,8 @@ from .cost_table import CostTable
 from .draft_shape import DraftTreeShape
 from .goodput import GoodputPolicy
 from .graphs import GraphKey
+from .lengths.confidence import NO_BUDGETS, ConfidencePolicy, RowBudgets
+from .lengths.pass_costs import PassCosts
 from .parking import Parking
 from .policy import FixedPolicy, RangeRouter, StepPolicy
 from .slot import AdaptiveSpeculativeParams, InvalidObservation, checked_counts
@@ -64,9 +66,17 @@ class AdaptiveCounters:
         self._correct: float = 0
         self._proposed = 0
 
-    def add(self, counts: Sequence[int], correct: float, rows: int, proposed_per_row: int, calls: int = 1) -> None:
+    def add(
+        self,
+        counts: Sequence[int],
+        correct: float,
+        rows: int,
+        proposed_per_row: int,
+        calls: int = 1,
+        proposed: int = 0,
+    ) -> None:
         """Add one verify call, or several: `counts[n]` rows with n correct drafts, each of `proposed_per_row` draft
-        tokens.
+        tokens, or all of `proposed`.
         """
         histogram = self._histogram
         if len(counts) > len(histogram):
@@ -77,7 +87,7 @@ class AdaptiveCounters:
         self._calls += calls
         self._rows += rows
         self._correct += correct
-        self._proposed += rows * proposed_per_row
+        self._proposed += rows * proposed_per_row + proposed
 
     def read(self, gauges: Mapping[str, Any]) -> AdaptiveMetrics:
         rows, correct, proposed = self._rows, self._correct, self._proposed
@@ -178,6 +188,11 @@ class AdaptiveController:
         """Whether the draft is parked, by the policy's choice."""
         return self.policy.parking
 
+    @property
+    def budgets(self) -> RowBudgets:
+        """What leaves the lengths of rows to the device: the policy `confidence`, or nothing."""
+        return self.policy if isinstance(self.policy, ConfidencePolicy) else NO_BUDGETS
+
     def fewest_steps(self, bs: int) -> int:
         """Return the smallest candidate for a round of `bs` rows."""
         return self._shape.fewest_steps(bs)
@@ -275,6 +290,15 @@ class AdaptiveController:
         total = sum(correct * count for correct, count in enumerate(counts))
         self._counters.add(counts, total, rounds * rows, proposed, calls=rounds)
 
+    def on_chosen(self, correct_drafts: np.ndarray, row_nodes: np.ndarray, executed_steps: int) -> None:
+        """Count a verify result of rows that verified so many nodes each, as the device chose: int [rows] both."""
+        if not len(correct_drafts):
+            return
+        counts = checked_counts(correct_drafts, executed_steps)
+        self._heard(executed_steps)
+        rows, proposed = len(correct_drafts), int(row_nodes.sum()) - len(row_nodes)
+        self._counters.add(counts, int(correct_drafts.sum()), rows, 0, proposed=proposed)
+
     def _heard(self, executed_steps: int) -> None:
         event = _RESULT if executed_steps == self._active_steps else _LATE
         self.state = CONTROLLER_TRANSITIONS[self.state][event]
@@ -342,7 +366,7 @@ class AdaptiveController:
             raise InvariantViolation("STEPS-01", f"active steps {self._active_steps} not in {self.candidates}")
 
 
-POLICIES = ("fixed", "ema", "goodput")
+POLICIES = ("fixed", "ema", "goodput", "confidence")
 
 
 def fixed_controller(steps: int, **shape: Any) -> AdaptiveController:
@@ -355,11 +379,11 @@ def build_controller(
     config: str | Mapping[str, Any] | AdaptiveConfig = "default",
     *,
     initial_steps: int | None = None,
-    cost_table: CostTable | None = None,
+    cost_table: CostTable | PassCosts | None = None,
     **shape: Any,
 ) -> AdaptiveController:
-    """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` without a cost
-    table.
+    """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` and `confidence`
+    without a cost table.
 
     `fixed` takes `initial_steps` (default: the middle of the table's candidates) and needs no more of the table.
     """
@@ -369,11 +393,17 @@ def build_controller(
     if policy == "ema":
         return AdaptiveController(AdaptiveSpeculativeParams(initial_steps, config), **shape)
     if policy == "goodput":
-        if cost_table is None:
+        if not isinstance(cost_table, CostTable):
             raise ConfigError.of("<arguments>", "cost_table", "is missing; the goodput policy decides with one")
         table = load_adaptive_config(config)
         return AdaptiveController(
             GoodputPolicy(table, cost_table, initial_steps, DraftTreeShape(table, **shape)), **shape
         )
+    if policy == ConfidencePolicy.name:
+        if not isinstance(cost_table, PassCosts):
+            raise ConfigError.of("<arguments>", "cost_table", "has no times of passes; confidence decides with them")
+        if shape.get("topk", 1) > 1 or not shape.get("depth_limited", True):
+            raise ConfigError.of("<arguments>", "policy", "confidence is for chains that a model drafts: topk 1")
+        return AdaptiveController(ConfidencePolicy(load_adaptive_config(config), cost_table, initial_steps), **shape)
     message = f"is {policy!r}; expected one of {', '.join(POLICIES)}"
     raise ConfigError.of("<arguments>", "policy", message)

@@ -156,7 +156,7 @@ class DraftBudget:
 
     A confidence is the probability that the draft itself gives its first choice. By `slope` and `biases` the device
     reads a probability of acceptance from it, and verifies the `drafts` drafts of the batch that most probably are
-    reached and accepted: `choose_nodes` in `core/adaptive/survival.py`.
+    reached and accepted: `choose_nodes` in `core/adaptive/lengths/survival.py`.
     """
 
     drafts: int  # drafts that the target verifies in a round, over all rows; roots come on top

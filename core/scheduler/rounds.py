@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..adaptive import AdaptiveController
+from ..adaptive.lengths.confidence import RowBudgets
 from ..contract.arrays import BoolArray, Int32Array, Int64Array
 from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep, DraftBudget, RoundShape
@@ -92,7 +93,8 @@ class DecodeRounds:
         self.controller = controller
         self.store = store
         self.row_lengths: RowLengths = ROW_LENGTHS[config.verify]
-        self.budget_for: BudgetRule = no_budget
+        self.budgets: RowBudgets = controller.budgets
+        self.budget_for: BudgetRule = self.budgets.budget_for
         self.kv_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.end_len: Int64Array = np.zeros(config.num_rows + 1, dtype=np.int64)
         self.live: BoolArray = np.zeros(config.num_rows + 1, dtype=bool)
@@ -170,6 +172,7 @@ class DecodeRounds:
         rows, index = self.rows, self._index
         kv_len, allocated = self.kv_len[index], self.store.allocated[index]
         kv_tokens = int(kv_len.dot(self._ones[: len(rows)]))
+        self.budgets.look(index, self._epochs, kv_tokens)
         steps = self.controller.activate_step_by_batch(len(rows), kv_tokens)
         if max_rounds > 1:
             max_rounds = self._rounds_of_a_multi_step(max_rounds, rounds_in_flight, kv_len, kv_tokens, allocated)
@@ -409,6 +412,11 @@ class DecodeRounds:
         that did not verify all drafts."""
         correct = result.accept_lens - 1
         nodes = result.nodes_of(step)
+        if result.row_nodes is not None:
+            self.budgets.take(step, result, present.last)
+            for counts, own, rows in zip(correct, result.row_nodes, present.by_round(result.rounds), strict=True):
+                self.controller.on_chosen(counts[rows], own[rows], step.shape.steps)
+            return
         if nodes is not None:
             is_whole = (nodes == step.shape.nodes).reshape(-1, len(step.rows))
             present = Presence(present.last & is_whole[-1], present.before & is_whole.all(axis=0), False)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..adaptive import AdaptiveConfig, AdaptiveController, CostTable, SlotConfig, build_controller
+from ..adaptive import AdaptiveConfig, AdaptiveController, Costs, SlotConfig, build_controller, costs_from_json
 from ..adaptive.config import (
     DEFAULT_PRESETS,
     PRESETS,
@@ -109,7 +109,7 @@ class EngineSpec:
     initial_steps: int | None = None
     topk: int = 1
     num_draft_tokens: TreeNodes | None = None  # of trees, where `adaptive` does not say them; None: chains
-    cost_table: CostTable | None = None  # of the goodput policy
+    cost_table: Costs | None = None  # of the policies goodput and confidence
     graph_sizes: tuple[int, ...] | None = None  # captured batch sizes, which the controller routes by; None: no graphs
     decodes_text: bool = False  # the engine has a tokenizer, so it takes requests with stop strings
 
@@ -231,7 +231,7 @@ class EngineSpec:
                     "config": config,
                     "adaptive": load_adaptive_config(value["adaptive"], source),
                     "num_draft_tokens": nodes,
-                    "cost_table": None if table is None else CostTable.from_json(table, source),
+                    "cost_table": costs_from_json(table, source),
                     "graph_sizes": None if sizes is None else tuple(sizes),
                 }
             )
@@ -339,7 +339,7 @@ def _steps_of(
     policy = choice.policy or ("fixed" if choice.adaptive is None else "ema")
     if not algorithm.is_speculative:
         return "fixed", 0, fixed_config(0)
-    if policy == "fixed":
+    if policy == "fixed" or (policy == "confidence" and choice.steps is not None and choice.adaptive is None):
         steps = num_heads or DEFAULT_STEPS if choice.steps is None else choice.steps
         return policy, steps, fixed_config(steps)
     preset = DEFAULT_PRESETS.get(policy, "default")

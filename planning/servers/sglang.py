@@ -256,9 +256,8 @@ def _blocks(given: Given, algorithm: str, nodes: int | None) -> None:
         given.assumed.append(f"rounds draft {count_of(steps, 'token')}, by {by}")
     if draft is not None:
         given.settings["model.draft"] = draft
-    given.settings |= {"speculation.algorithm": found, "speculation.policy": "fixed", "speculation.steps": steps}
-    if given.environment.get(RAGGED, "static") != "static":
-        given.not_modelled[RAGGED] = "every request verifies all of its drafts in each round"
+    policy = "fixed" if given.environment.get(RAGGED, "static") == "static" else "confidence"
+    given.settings |= {"speculation.algorithm": found, "speculation.policy": policy, "speculation.steps": steps}
     _pretended(given, steps, 1)
 
 

@@ -292,7 +292,9 @@ def _steps(given: Given, table: dict[str, Any], steps: int) -> None:
         except ConfigError as error:
             given.problems += error.problems
         return
-    given.settings |= {"speculation.policy": "fixed", "speculation.steps": steps}
+    has_confidences = given.settings.get("speculation.algorithm") not in ("NGRAM", "SUFFIX")
+    policy = "confidence" if table.get("enable_adaptive_verification") and has_confidences else "fixed"
+    given.settings |= {"speculation.policy": policy, "speculation.steps": steps}
 
 
 def _name_keys(given: Given, table: dict[str, Any]) -> None:

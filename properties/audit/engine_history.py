@@ -178,6 +178,7 @@ class EngineHistory:
         planned.width = max(data["nd"], draft_steps + 1) if self.runs_may_exceed_steps else draft_steps + 1
         planned.row_nodes = np.array(data["row_nodes"], np.int64) if "row_nodes" in data else None
         planned.max_rounds = max_rounds
+        planned.budget = data.get("budget")
 
     def _read_decode_rows(self, decode: list[int] | str, step: int) -> np.ndarray:
         """Return the rows of a decode step; "=" stands for those of the one before."""
@@ -318,7 +319,9 @@ class EngineHistory:
         was = f"a run of {most if most > committed.width else least} tokens in step {step}"
         should = f"1 to {committed.width}: the drafts and one more"
         check("ACCEPT-02", least >= 1 and most <= committed.width, was, should)
-        if committed.row_nodes is not None:
+        if committed.budget is not None:
+            self._check_budget(data, committed, lens, delivery.live)
+        elif committed.row_nodes is not None:
             over = rows[delivery.live & (lens.max(axis=0) > committed.row_nodes)].tolist()
             check(
                 "ACCEPT-02",
@@ -336,6 +339,20 @@ class EngineHistory:
             row = int(rows[column])
             reason = "stop" if delivery.stopped[column] else "length"
             ends[self.rows.owner[row]] = (reason, int(self.rows.emitted[row]))
+
+    def _check_budget(
+        self, data: Mapping[str, Any], committed: AuditedStep, lens: np.ndarray, live: np.ndarray
+    ) -> None:
+        """Check the nodes that the device has chosen for the rows of a step."""
+        step, check, rows = committed.step, self.tally.check, len(committed.rows)
+        nodes = decode_lens(data["nodes"], len(lens), rows)
+        most = committed.width if committed.row_nodes is None else committed.row_nodes
+        drafts = int(nodes.sum(axis=1).max(initial=0)) - rows
+        check("DRAFT-02", drafts <= committed.budget, f"{drafts} drafts in step {step}", f"at most {committed.budget}")
+        is_reserved = bool(((nodes >= 1) & (nodes <= most)).all())
+        check("DRAFT-03", is_reserved, f"rows of step {step} verify {nodes.tolist()} nodes", "1 to those reserved")
+        over = committed.rows[live & (lens > nodes).any(axis=0)].tolist()
+        check("ACCEPT-02", not over, f"rows {over} of step {step} emit more tokens than they verify", "at most as many")
 
     def _check_tokens(self, tokens: np.ndarray, lens: np.ndarray, live: np.ndarray, step: int) -> None:
         """Check the tokens of all runs, round after round and row after row;

@@ -21,6 +21,8 @@ AUDITED: dict[str, str] = {
     "RELAY-07": "a step is launched, committed or lost",
     "RADIX-13": "a request starts from the prefix cache",
     "ACCEPT-02": "a decode step is committed",
+    "DRAFT-02": "a decode step with a budget is committed",
+    "DRAFT-03": "a decode step with a budget is committed",
     "ACCEPT-10": "a request ends at a stop",
     "ACCEPT-11": "a request ends at a stop or at its length",
     "ACCEPT-12": "a request ends at a stop or at its length",

@@ -121,6 +121,7 @@ class AuditedStep:
     width: int = 1
     row_nodes: np.ndarray | None = None  # int64 [bs]: nodes that each row verifies; None: as many as the width
     max_rounds: int = 1
+    budget: int | None = None  # drafts over all rows, where the device chooses the nodes, at most `row_nodes`
 
     def touches(self, row: int, epoch: int) -> bool:
         if any(chunk[:2] == (row, epoch) for chunk in self.prefill):

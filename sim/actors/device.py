@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
-from ...core.contract.step import DecodeResult, DecodeStep, Join, MultiStepEnd, PrefillResult, RoundShape, Step
+from ...core.adaptive.lengths.survival import acceptance_of, choose_nodes
+from ...core.contract.step import (
+    ChosenNodes,
+    DecodeResult,
+    DecodeStep,
+    Join,
+    MultiStepEnd,
+    PrefillResult,
+    RoundShape,
+    Step,
+)
 from ...core.draws import Purpose, normal_at, stream_keys
 from ..cost.executor_steps import StepCost
 from ..cost.host_link import HostLink
@@ -124,6 +134,7 @@ class DrawnRounds:
     emitted: np.ndarray  # int64 [≥ rounds]: tokens of each round over the batch
     device_ns: np.ndarray  # int64 [rounds]
     left: np.ndarray  # int64 [bs]: tokens until the end, at the start
+    chosen: ChosenNodes | None = None  # by the step's budget; then there is one round
 
 
 class SimulatedDevice:
@@ -250,6 +261,9 @@ class SimulatedDevice:
         batch, batch_size = self._batch_of(decode), len(decode.rows)
         left = self._left[batch.indices]
         limit = max(1, min(limit, int(left[left.argmin()])))
+        chosen = None if decode.budget is None else self._chosen(decode, batch, left)
+        if chosen is not None:
+            decode, limit = replace(decode, row_nodes=chosen.row_nodes, budget=None), 1
         kv_tokens = batch.kv_end - int(left.dot(self._units[:batch_size]))
         if decode.shape.steps == 0:
             lens = self._all_ones(limit, batch_size)
@@ -274,7 +288,17 @@ class SimulatedDevice:
             device_ns = self.jitter.times_ns(self.num_run, device_ns)
             if self.slowdown != 1.0:
                 device_ns = (device_ns * self.slowdown).astype(np.int64)
-        return DrawnRounds(rounds, lens, emitted, device_ns, left)
+        return DrawnRounds(rounds, lens, emitted, device_ns, left, chosen)
+
+    def _chosen(self, decode: DecodeStep, batch: DecodeColumns, left: np.ndarray) -> ChosenNodes:
+        """Return the nodes that rows verify by the step's budget, from the confidences of their drafts."""
+        budget, shape = decode.budget, decode.shape
+        assert budget is not None, "only a budget leaves something to choose"
+        positions = batch.position_end - left
+        confidence = self._cache(decode).confidence(batch.indices, batch.keys, positions, shape.steps)
+        survival = np.cumprod(acceptance_of(confidence, budget.slope, budget.biases), axis=1)
+        most = np.full(len(survival), shape.nodes) if decode.row_nodes is None else decode.row_nodes
+        return ChosenNodes(choose_nodes(survival, most, budget.drafts), confidence)
 
     def _seen_ns(self, cost: StepCost, decode: DecodeStep, lens: np.ndarray, left: np.ndarray) -> NDArray[np.int64]:
         """Return the nanoseconds of rounds with these accept lengths [rounds, bs], from a cost that depends on each
@@ -291,7 +315,8 @@ class SimulatedDevice:
         if self.forced_drafts:
             accepted = min(decode.shape.steps + 1, decode.shape.nodes) if self.forced_drafts == "right" else 1
             rounds = min(limit, max(1, -(-int(left.min()) // accepted)))
-            return np.full((rounds, len(batch.indices)), accepted, dtype=np.int32), rounds
+            forced = np.full((rounds, len(batch.indices)), accepted, dtype=np.int32)
+            return forced if decode.row_nodes is None else np.minimum(forced, decode.row_nodes), rounds
         cache = self._last_cache = self._cache(decode)
         positions = batch.position_end - left
         if decode.row_nodes is not None:
@@ -339,7 +364,10 @@ class SimulatedDevice:
                 if stop_index is None:
                     stop_index = np.full(lens.shape, -1, dtype=np.int32)
                 stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
-        return DecodeResult(rounds, lens, stop_index, ended, end)
+        result = DecodeResult(rounds, lens, stop_index, ended, end)
+        if drawn.chosen is not None:
+            result.row_nodes, result.confidence = drawn.chosen.row_nodes[None], drawn.chosen.confidence[None]
+        return result
 
     def _batch_of(self, decode: DecodeStep) -> DecodeColumns:
         """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""

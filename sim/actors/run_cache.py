@@ -104,6 +104,13 @@ class RunCache:
             done += count
         return out
 
+    def confidence(
+        self, rows: np.ndarray, request_keys: np.ndarray, positions: np.ndarray, steps: int
+    ) -> NDArray[np.float32]:
+        """Return how sure the drafts of one round are, float32 [bs, steps]. Arguments as for `accept_lens`."""
+        found: NDArray[np.float32] = self.process.confidence(request_keys, positions, steps, self._shifts[rows])
+        return found
+
     def set_shifts(self, rows: np.ndarray, shifts: np.ndarray | float) -> None:
         """Move the quality of the requests in these rows (`DayCurve`), from now until the next call for the row."""
         self._shifts[rows] = shifts

@@ -31,7 +31,7 @@ from ..scenario import Scenario
 from ..scenario_file import check_scenario, refuse_keys
 from .acceptance import acceptance_of
 from .deployment import Deployment
-from .goodput import cost_table
+from .goodput import cost_table, pass_costs
 from .models import draft_shape, model_shape
 from .pools import Pools, pools_of
 
@@ -176,6 +176,8 @@ def _assemble(scenario: Scenario, deployment: Deployment, pools: Pools) -> Assem
     spec = spec.with_config(num_pages=slots // page_size, host_pages=host_tokens // page_size)
     if spec.policy == "goodput":
         spec = replace(spec, cost_table=cost_table(spec, cost, host))
+    if spec.policy == "confidence":
+        spec = replace(spec, cost_table=pass_costs(spec, cost, host))
     preset, acceptance = acceptance_of(scenario, algorithm, target, draft, spec)
     _check(scenario, spec, acceptance)
     return Assembly(

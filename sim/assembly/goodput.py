@@ -1,11 +1,16 @@
-"""The table of round times by which the goodput policy chooses the number of draft steps."""
+"""The tables of times by which the policies goodput and confidence choose what to draft and verify."""
 
 from __future__ import annotations
 
 import operator
 
+import numpy as np
+
 from ...core.adaptive import CostTable
-from ...core.contract.step import PARKED_ROUND
+from ...core.adaptive.lengths.pass_costs import PassCosts
+from ...core.algorithm.algorithm import Drafter
+from ...core.contract.step import PARKED_ROUND, PLAIN_ROUND, RoundShape
+from ...core.errors import ConfigError
 from ...core.scheduler.spec import EngineSpec
 from ..cost.executor_steps import StepCost
 from ..cost.host import HostCost
@@ -31,3 +36,45 @@ def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
     chunk = spec.config.chunk_size
     prefill_token_ps = cost.step_ns([(chunk, 0)]) * 1000 // chunk if parks else 0
     return CostTable(spec.adaptive.candidate_steps, tuple(sizes), tuple(round_ns), tuple(kv_token_ps), prefill_token_ps)
+
+
+def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> PassCosts:
+    """Return the times of passes for the policy confidence: of drafting by steps and rows, and of everything else by
+    the tokens that are verified. Raises ConfigError where rows cannot verify unequal numbers of drafts."""
+    if spec.topk > 1 or spec.make_algorithm().drafter is Drafter.LOOKUP:
+        what = f"{spec.algorithm} with top-{spec.topk}"
+        message = f"confidence chooses among the drafts of chains that a model drafts, not of {what}"
+        raise ConfigError.of("speculation", "policy", message)
+    if not isinstance(cost, RoundCost):
+        message = "confidence needs times of rounds whose rows differ; the profile has those of equal rows"
+        raise ConfigError.of("speculation", "policy", message)
+    most, candidates = spec.config.max_running, spec.adaptive.candidate_steps
+    deepest = RoundShape.chain(candidates[-1])
+    rows = sorted(
+        {1, 2, 4, 8, 16, 32, 64, 128, 256, most} - {n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n > most}
+    )
+
+    def draft_ns(steps: int, size: int) -> int:
+        shape = RoundShape.chain(steps)
+        return max(0, cost.decode_ns(size, shape, 0, size if steps else None) - cost.decode_ns(size, PLAIN_ROUND, 0))
+
+    def verify_ns(tokens: int) -> int:
+        size = min(tokens, most)
+        round_ns = cost.decode_ns(size, deepest, 0, tokens)
+        return max(1, round_ns - draft_ns(deepest.steps, size)) + (
+            0 if spec.config.overlap else host.round_ns(size, size, size)
+        )
+
+    widest = most * deepest.nodes
+    sizes = sorted({*range(1, min(17, widest)), *(n for n in range(16, widest, 8) if n <= 512 or n % 64 == 0), widest})
+    captured = max((n for n in sizes if cost.is_captured(-(-n // deepest.nodes), deepest.nodes)), default=0)
+    verify = np.maximum.accumulate([verify_ns(n) for n in sizes]).tolist()
+    read = 1_000_000
+
+    def kv_token_ps(steps: int) -> int:
+        shape = RoundShape.chain(steps)
+        return int(cost.decode_ns(most, shape, read) - cost.decode_ns(most, shape, 0)) * 1000 // read
+
+    draft = tuple(tuple(draft_ns(steps, size) for size in rows) for steps in candidates)
+    reading = tuple(kv_token_ps(steps) for steps in candidates)
+    return PassCosts(candidates, tuple(rows), draft, tuple(sizes), tuple(verify), reading, captured)

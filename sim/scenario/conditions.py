@@ -44,7 +44,12 @@ def policy_is_not_ema(run: Any, key: str) -> str | None:
 
 
 def nothing_to_choose(run: Any, key: str) -> str | None:
-    if run.spec.policy == "fixed" or any(len(slot.candidate_steps) > 1 for slot in run.spec.adaptive.slots):
+    is_confident = run.spec.policy == "confidence" and run.spec.max_steps > 0
+    if (
+        run.spec.policy == "fixed"
+        or is_confident
+        or any(len(slot.candidate_steps) > 1 for slot in run.spec.adaptive.slots)
+    ):
         return None
     return f"every range of {run.spec.adaptive.source} has one candidate, so there is nothing to choose"
 

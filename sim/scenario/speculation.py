@@ -25,11 +25,15 @@ class Speculation(ScenarioTable):
         "SUFFIX, HYBRID, or a plugin",
     )
     policy: Annotated[
-        Literal["fixed", "ema", "goodput"],
+        Literal["fixed", "ema", "goodput", "confidence"],
         NoEffect(when.not_speculative, says="fixed"),
         NoEffect(when.nothing_to_choose),
         sglang("speculative-adaptive", by="speculation"),
-    ] = Field(default="ema", description="rule that chooses the number of draft steps")
+    ] = Field(
+        default="ema",
+        description="rule that chooses the number of draft steps; confidence also chooses how many drafts of each row "
+        "are verified (chains that a model drafts)",
+    )
     steps: Annotated[
         Annotated[int, Field(ge=0)] | None,
         NoEffect(when.not_speculative, says=0),
@@ -41,7 +45,10 @@ class Speculation(ScenarioTable):
         ),
         vllm("speculative-config.num_speculative_tokens N", "spec-tokens N", by="speculation"),
         trtllm("speculative-config.max_draft_len N", "speculative-config.num_nextn_predict_layers N", by="speculation"),
-    ] = Field(default=None, description="fixed: draft steps; ema, goodput: the first steps")
+    ] = Field(
+        default=None,
+        description="fixed: draft steps; ema, goodput: the first steps; confidence: the steps of every round",
+    )
     topk: Annotated[
         Count,
         NoEffect(when.not_speculative, says=1),
@@ -68,8 +75,8 @@ class Speculation(ScenarioTable):
         trtllm(f"speculative-config.{TRTLLM_SCHEDULE} N", "speculative-config.max_concurrency N", by="speculation"),
     ] = Field(
         default=None,
-        description="ema and goodput: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
-        "file, or the table itself; default: the preset default for ema, zero-to-seven for goodput",
+        description="ema, goodput and confidence: the table of steps, as a preset (default, with-zero, zero-to-seven), a JSON "
+        "file, or the table itself; default: the preset default for ema, else zero-to-seven (confidence: unless there are steps)",
         json_schema_extra=lambda schema: schema.update(anyOf=[{"type": "string"}, table_schema(), {"type": "null"}]),
     )
     probe_backoff: Annotated[bool | None, NoEffect(when.policy_is_not_ema)] = Field(

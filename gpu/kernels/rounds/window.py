@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....core.adaptive.survival import MOST_LOG_ODDS
+from ....core.adaptive.lengths.survival import MOST_LOG_ODDS
 from ...types.attention import Packing
 from ..constants import numbers
 from ..jit import cdiv, jit, tl
@@ -37,9 +37,9 @@ def window_torch(
 
 
 def choose_rows(confidence: Tensor, most_nodes: Tensor, drafts: Tensor, weights: Tensor) -> Tensor:
-    """Return how many nodes each row verifies, int64 [bs]: `core.adaptive.survival.choose_nodes` by the `confidence`
-    float32 [bs, steps] of drafts. `most_nodes` int64 [bs], 0 in padding rows; `drafts` int64 [1]; `weights` float64
-    [1 + steps]."""
+    """Return how many nodes each row verifies, int64 [bs]: `core.adaptive.lengths.survival.choose_nodes` by the
+    `confidence` float32 [bs, steps] of drafts. `most_nodes` int64 [bs], 0 in padding rows; `drafts` int64 [1];
+    `weights` float64 [1 + steps]."""
     bs, steps = confidence.shape
     c = confidence.double()
     is_valid = ((c >= 0) & (c <= 1)).all(1, keepdim=True)

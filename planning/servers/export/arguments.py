@@ -104,6 +104,8 @@ def method_of(run: Assembly, server: str, *, trees: bool = False, choices: bool 
         reason = f"the configuration has trees (top-{run.spec.topk}), and it drafts chains"
     elif table.policy == "goodput":
         reason = "it has no policy goodput: tune a table of steps, or plan with --try speculation.steps=0..7"
+    elif table.policy == "confidence" and (server != "vLLM" or len(slots) > 1 or len(slots[0].candidate_steps) > 1):
+        reason = "only vLLM verifies by confidences, with one number of draft steps: give speculation.steps"
     elif not choices and any(len(slot.candidate_steps) > 1 for slot in slots):
         reason = "it takes one number of draft steps for each batch size: `foredraft tune` finds such a schedule"
     if reason is not None:

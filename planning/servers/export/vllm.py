@@ -73,6 +73,7 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
         found["model"] = draft
     steps = run.spec.adaptive.candidate_steps
     if len(steps) == 1:
-        return found | {"num_speculative_tokens": steps[0]}
+        adaptive = {"enable_adaptive_verification": True} if run.spec.policy == "confidence" else {}
+        return found | {"num_speculative_tokens": steps[0], **adaptive}
     schedule: dict[str, Any] = json.loads(export_table(table_of(run), "vllm", run.spec.config.max_running))
     return found | schedule

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....core.acceptance.process import AcceptanceProcess
-from ....core.adaptive.survival import acceptance_of, choose_nodes
+from ....core.adaptive.lengths.survival import acceptance_of, choose_nodes
 from ....core.contract.future_map import FutureMap
 from ....core.contract.hidden import CaptureHiddenMode, ForwardPhase, check_hidden
 from ....core.contract.request import Request

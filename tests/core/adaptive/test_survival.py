@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from foredraft.core.adaptive.survival import acceptance_of, are_valid, choose_nodes, log_odds
+from foredraft.core.adaptive.lengths.survival import acceptance_of, are_valid, choose_nodes, log_odds
 from foredraft.observe.encoding import _encode_confidence
 
 

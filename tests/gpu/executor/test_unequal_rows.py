@@ -9,7 +9,7 @@ import pytest
 import torch
 from foredraft.core.acceptance.process import GaussianAcceptance
 from foredraft.core.adaptive import build_controller
-from foredraft.core.adaptive.survival import acceptance_of, choose_nodes
+from foredraft.core.adaptive.lengths.survival import acceptance_of, choose_nodes
 from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.contract.events import Committed
 from foredraft.core.contract.request import FinishedRequest, Request, SamplingParams

@@ -14,7 +14,7 @@ from foredraft.planning.servers.launch import read_launch
 from foredraft.sim.assembly import assemble
 from launch_commands import launch_of, problems_of, scenario_of
 
-ADAPTIVE = "every request verifies all of its drafts in each round"
+SPS_TABLE = "adaptive verification is simulated with the simulator's own times and calibration of confidences"
 DFLASH2 = {"architectures": ["DFlash2DraftModel"], "block_size": 8, "dflash_config": {"selector_rank": 256}}
 DSPARK = {"architectures": ["Qwen3DSparkModel"], "block_size": 5, "markov_rank": 256}
 
@@ -65,15 +65,19 @@ def test_vllms_methods(keys: dict[str, Any], expected: tuple[str, int]):
 
 def test_what_is_not_simulated_of_a_method_is_named():
     shared = {"method": "dspark", "model": "a/b", "num_speculative_tokens": 7}
-    asked = launch_of(vllm(**shared, enable_adaptive_verification=True))
-    assert asked.not_modelled == {"--speculative-config enable_adaptive_verification": ADAPTIVE}
-    assert not launch_of(vllm(**shared, enable_adaptive_verification=False)).not_modelled
+    for adapts, policy in ((True, "confidence"), (False, "fixed")):
+        asked = launch_of(vllm(**shared, enable_adaptive_verification=adapts))
+        assert not asked.not_modelled and asked.settings["speculation"]["policy"] == policy
     suffix = launch_of(vllm(method="suffix", num_speculative_tokens=8, suffix_decoding_min_token_prob=0.2))
     assert list(suffix.not_modelled) == ["--speculative-config suffix_decoding_min_token_prob"]
     ragged = "SGLANG_RAGGED_VERIFY_MODE=compact " + sglang(
         "--speculative-algorithm DSPARK --speculative-dspark-sps-table-path t.json"
     )
-    assert set(read_launch("sglang", ragged, "--from", "H100").not_modelled.values()) == {ADAPTIVE}
+    launch = read_launch("sglang", ragged, "--from", "H100")
+    assert set(launch.not_modelled.values()) == {SPS_TABLE}
+    assert launch.settings["speculation"]["policy"] == "confidence"
+    looked_up = launch_of(vllm(method="ngram", num_speculative_tokens=3, enable_adaptive_verification=True))
+    assert looked_up.settings["speculation"]["policy"] == "fixed"
 
 
 def test_the_file_of_a_drafter_says_what_the_command_leaves_out(tmp_path: Path):

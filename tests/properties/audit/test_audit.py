@@ -43,6 +43,14 @@ VARIANTS = {
         "speculation.steps=7",
         "speculation.verify=remaining",
     ),
+    "chosen rows": (
+        "workload.num_requests=60",
+        "workload.output.mean=20",
+        "workload.max_tokens=output",
+        "workload.rate=100",
+        "speculation.policy=confidence",
+        "speculation.verify=remaining",
+    ),
 } | {
     name: ("workload.num_requests=30", f'speculation.algorithm="{name}"')
     for name in ("NONE", "NGRAM", "EAGLE", "EAGLE3", "STANDALONE", "MULTI_LAYER_EAGLE", "DFLASH")
@@ -82,6 +90,7 @@ def logs(tmp_path_factory):
     "vLLM's rules",
     "EAGLE",
     "unequal rows",
+    "chosen rows",
     ci=("SGLang's rules", "two engines", "many cancel", "queue"),
 )
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -160,6 +169,15 @@ def test_a_row_that_emits_more_than_it_verified_is_caught(logs, tmp_path):
     records[plan]["row_nodes"] = [1] * len(records[plan]["row_nodes"])
     found = [(flaw.id, flaw.line) for flaw in audited(tmp_path, records).flaws]
     assert found == [("ACCEPT-02", commit_of(records, plan) + 1)]
+
+
+@pytest.mark.parametrize(("key", "value", "id"), [("budget", 0, "DRAFT-02"), ("row_nodes", 1, "DRAFT-03")])
+def test_a_row_that_verifies_what_it_was_not_given_is_caught(logs, tmp_path, key, value, id):
+    records = records_of(logs("chosen rows"))
+    chosen = [i for i in places(records, "plan", "row_nodes") if records[i].get("budget")]
+    plan = next(i for i in chosen if set(str(records[commit_of(records, i)]["nodes"])) - {"1"})
+    records[plan][key] = value if key == "budget" else [value] * len(records[plan][key])
+    assert id in [flaw.id for flaw in audited(tmp_path, records).flaws]
 
 
 @pytest.mark.parametrize("tamper", TAMPERINGS, ids=lambda tamper: tamper.__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from foredraft.core.scheduler.rounds import DecodeRounds, Presence, all_nodes, r
 from foredraft.core.tree.build import build_chain, shorten_trees
 from foredraft.core.tree.verify import verify_greedy
 from foredraft.observe.encoding import LineEncoder
+from foredraft.observe.log import EventLog
+from foredraft.observe.replay import replay
 from foredraft.sim.assembly import Assembly, assemble
 from foredraft.sim.cost.passes.decode_work import DecodeWork
 from foredraft.sim.running.run import Simulation
@@ -167,3 +170,48 @@ def test_a_device_that_verifies_what_it_was_not_given_is_refused(nodes: list[int
     result = result_of(np.ones((1, 3), np.int32), **chosen)
     with pytest.raises(InvariantViolation, match=message):
         rounds.count(planned_by_budget(), result, 0, ())
+
+
+CROWDED = (
+    "speculation.algorithm=EAGLE3", "workload.num_requests=200", "workload.rate=150", "workload.output.mean=60", "seed=3",
+)  # fmt: skip
+
+
+def rounds_of(events: list[Any]) -> list[tuple[Any, Any]]:
+    return [
+        (one.step.decode, one.result.decode)
+        for one in events
+        if isinstance(one, Committed) and one.step.decode and one.step.decode.budget
+    ]
+
+
+@pytest.mark.parametrize("mode", ["overlap", "synchronous"])
+def test_confidence_verifies_what_is_worth_its_time(mode: str):
+    settings = (*CROWDED, f"engine.mode={mode}", "speculation.steps=7")
+    runs = {}
+    for policy in ("fixed", "confidence"):
+        run = assemble(load_scenario(None, [*settings, f"speculation.policy={policy}"])[0])
+        runs[policy] = played(run)
+    rounds = rounds_of(runs["confidence"])
+    assert len(rounds) > 50
+    for step, result in rounds:
+        assert int(result.row_nodes.sum()) == step.num_verify_tokens and (result.accept_lens <= result.row_nodes).all()
+    assert any(len(set(result.row_nodes[0].tolist())) > 2 for _, result in rounds)
+    ends = {policy: max(one.now_ns for one in events if isinstance(one, Committed)) for policy, events in runs.items()}
+    assert ends["confidence"] < ends["fixed"]
+
+
+def test_a_log_of_chosen_lengths_replays(tmp_path: Path):
+    scenario = load_scenario(None, [*CROWDED, "speculation.policy=confidence"])[0]
+    run = assemble(scenario)
+    with EventLog(tmp_path / "events.jsonl", {}) as log:
+        Simulation(scenario, sinks=lambda replica: (log.sink(replica),)).run()
+        log.close(True)
+    report = replay(tmp_path / "events.jsonl", lambda header, replica, sink: run.make_engine(sink))
+    assert report.difference is None, report
+
+
+@pytest.mark.parametrize("settings", [("speculation.algorithm=NGRAM",), ("speculation.topk=4", "speculation.steps=3")])
+def test_drafts_without_chains_of_confidences_are_refused(settings: tuple[str, ...]):
+    with pytest.raises(ConfigError, match=r"speculation: policy: confidence chooses among the drafts of chains"):
+        assemble(load_scenario(None, ["speculation.policy=confidence", *settings])[0])

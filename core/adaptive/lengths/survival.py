@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..contract.arrays import BoolArray, Float64Array, Int32Array
+from ...contract.arrays import BoolArray, Float64Array, Int32Array
 
 MOST_LOG_ODDS = 40.0
 

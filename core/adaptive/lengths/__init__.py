@@ -1,0 +1,1 @@
+"""How many drafts of each row a round verifies, by confidences."""
