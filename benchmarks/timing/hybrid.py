@@ -26,7 +26,7 @@ from foredraft.gpu.session.session import DecodeSession
 from foredraft.gpu.tiny.corpus import HELD_OUT_EVERY, make_corpus
 from foredraft.gpu.types.session_options import SessionOptions
 
-ROWS, PROMPT_TOKENS, MAX_TOKENS = 2, 48, 96
+ROWS, PROMPT_TOKENS, MAX_TOKENS = 2, 48, 64
 WARM_UPS, TURNS = 1, 5
 KINDS = ("known", "greedy", "new", "mixed")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -292,7 +293,7 @@ def _columns_of(roots: np.ndarray, tokens: np.ndarray, parents: np.ndarray) -> d
 
 
 def _device_tree(
-    batch: RoundBatch, columns: Mapping[str, Tensor], next_relay: Mapping[str, Tensor] | None = None
+    batch: RoundBatch, columns: Mapping[str, Any], next_relay: Mapping[str, Tensor] | None = None
 ) -> DeviceTree:
     positions = (batch.lengths[:, None] + columns["depths"]).clamp(max=batch.max_position)
     # Any depth below nd is possible in a proposed tree.
