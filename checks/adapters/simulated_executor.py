@@ -91,6 +91,8 @@ class SimulatedExecutor:
         return (self.device.cost,)  # tables of times
 
     def hidden_bytes(self) -> int:
+        if self.assembly.algorithm.reads_hidden_states:
+            return 0  # those of a pass, which no round is given
         return self.assembly.memory.hidden_states_bytes
 
     def state_room(self) -> int:

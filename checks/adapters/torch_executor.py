@@ -162,7 +162,7 @@ class CheckedExecutor(WrappedExecutor):
 
     def _propose(self, propose: Callable[..., DeviceTree], *arguments: Any) -> DeviceTree:
         tree = propose(*arguments)
-        lengths = nodes_of(arguments[0], tree)
+        lengths, _ = nodes_of(arguments[0], tree)
         kept = tree if lengths is None else shorten_rows(tree, lengths)
         trees = zip(kept.tokens.tolist(), kept.parents.tolist(), strict=True)
         self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
