@@ -2,8 +2,9 @@
 
 Nothing sorts the vocabulary. Both filters keep the front of one order, in which a greater logit comes first, and of
 equal ones the lower id. So what they keep follows from the last logit that is kept and from how many tokens with just
-that logit are. A CPU looks at the greatest few logits, and at more where these do not suffice. The kernel finds the
-last logit digit by digit: two of its bits with each pass over the vocabulary.
+that logit are. A CPU puts them into buckets (`kernels.host.keep_front`); without Numba it looks at the greatest few
+logits, and at more where these do not suffice. The kernel of a GPU finds the last logit digit by digit: two of its bits
+with each pass over the vocabulary.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .. import host
 from ..constants import numbers
 from ..jit import jit, next_power_of_2, tl
 
@@ -58,6 +60,13 @@ def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor, greedy:
     limit = torch.where(top_k > 0, top_k, vocab).clamp_(max=vocab)
     total = probs.sum(1, dtype=torch.float64)
     open_rows = ((limit < vocab) | (top_p < 1.0)) & ~greedy & total.isfinite()
+    if host.HAS_NUMBA and logits.device.type == "cpu":
+        opened: slice | Tensor = slice(None) if open_rows.all() else open_rows.nonzero().squeeze(1)
+        front = probs[opened].contiguous()
+        seen, limits, shares, totals = (x[opened].contiguous().numpy() for x in (logits, limit, top_p, total))
+        host.keep_front(seen, front.numpy(), limits, shares, totals)
+        probs[opened] = front
+        return probs
     kept = torch.where(open_rows.unsqueeze(1), 0.0, probs)
     cuts = _Cuts(limit, top_p, total)
     rows, size = open_rows.nonzero().squeeze(1), min(FIRST_LOOK, vocab)

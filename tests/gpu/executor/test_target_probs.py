@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 import torch
 from foredraft.core.tree.verify import sample_tokens, target_distribution
+from foredraft.gpu.kernels import host
 from foredraft.gpu.kernels.rounds.target_probs import target_probs_torch as target_probs
 from foredraft.gpu.kernels.rounds.verify_sampling import sample_torch
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request, monkeypatch):
+    """Both ways of a CPU: the kernel that Numba compiles, and torch's operations."""
+    if request.param == "torch":
+        monkeypatch.setattr(host, "HAS_NUMBA", False)
+    elif not host.HAS_NUMBA:
+        pytest.skip("Numba is not installed")
 
 
 def cases(rng: np.random.Generator, n: int, vocab: int):
@@ -20,6 +30,7 @@ def cases(rng: np.random.Generator, n: int, vocab: int):
     return logits, temperature, rng.choice([0.0, 0.1, 0.5, 0.9, 1.0], n), rng.choice([0, -1, 1, 2, 5, 50], n)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("n", [0, 1, 40])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_distribution_is_as_specified(dtype, n):
@@ -40,7 +51,8 @@ def test_without_filters_the_distribution_is_as_specified():
     np.testing.assert_allclose(target_probs(*arguments, filtered=False).numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["peaked", "flat", "coarse", "mostly forbidden"])
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("kind", ["peaked", "flat", "coarse", "all alike", "mostly forbidden"])
 def test_filters_that_look_at_few_logits_keep_what_a_sort_keeps(kind):
     """Flat distributions need further looks, coarse logits have ties at the edges of all of them."""
     rng = np.random.default_rng(3)
@@ -48,6 +60,8 @@ def test_filters_that_look_at_few_logits_keep_what_a_sort_keeps(kind):
     logits = rng.normal(size=(n, vocab)) * {"peaked": 6.0, "flat": 0.5}.get(kind, 3.0)
     if kind == "coarse":
         logits = np.round(logits * 2) / 2
+    if kind == "all alike":
+        logits[:] = 7.0
     if kind == "mostly forbidden":
         logits[:, rng.random(vocab) < 0.999] = -np.inf
     temperature, top_p = np.ones(n), np.tile([0.3, 0.9, 1.0], n // 3)
