@@ -25,6 +25,7 @@ from ...core.algorithm.algorithm import Drafter
 from ...core.contract.step import PARKED_ROUND, StepResult
 from ...core.errors import ConfigError, nearest
 from ...core.scheduler.spec import default_graph_sizes
+from ...core.tree.chains import AcceptRule
 from ...gpu.executor.build import build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
@@ -109,6 +110,7 @@ class CheckedExecutor(WrappedExecutor):
     on the CPU, whose operations are torch's and NumPy's."""
 
     hidden_size = HIDDEN
+    rule = AcceptRule.TARGET
     capabilities: tuple[str, ...] = (
         *("tokens", "trees", "hidden_states", "relay", "inspection", "rounds", "merging", "handoff"),
         *("plain", "drafts", "proposals", "samples", "shaped", "keyed", "states", "restarts", "parking", "lengths"),
@@ -144,6 +146,7 @@ class CheckedExecutor(WrappedExecutor):
                 make_matcher=lambda grammar: SuiteMatcher(config.vocab_size),
                 producers=producers,
                 in_rings=config.windows and not config.prefix_cache,
+                accept_rule=self.rule,
             ),
         )
         if self.executor.graphs.are_on:
@@ -301,6 +304,19 @@ class CheckedExecutor(WrappedExecutor):
             return dense_tree(dense, text, shape, shape.topk)
 
 
+class DrawingExecutor(CheckedExecutor):
+    """The same where drafts of requests that sample are drawn and verified as blocks. What it drafts is then no
+    function of the text, and its relay has more candidates than the suite's parcels."""
+
+    rule = AcceptRule.BLOCK
+    capabilities = tuple(
+        name
+        for name in CheckedExecutor.capabilities
+        if name not in ("trees", "drafts", "proposals", "merging", "handoff", "parking", "budgets", "confidences")
+    )
+    parts = ("experts", RUNNING_TEXT)
+
+
 class SuiteMatcher:
     """The suite's grammar, as the executor asks for one."""
 
@@ -342,6 +358,7 @@ class ExecutorIn:
 
 
 make = CheckedExecutor
+make_block = DrawingExecutor
 
 
 def places_of(device: str, ops: str | None) -> tuple[DevicePlace, ...]:
