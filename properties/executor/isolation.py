@@ -25,6 +25,7 @@ class IsolatedRuns:
     def __init__(self, config: ExecutorConfig) -> None:
         self._config = config
         self._running: dict[str, Request] = {}
+        self._rows: dict[int, str] = {}  # the request that each row had last
         self._ended: list[tuple[Request, list[int]]] = []
 
     def submit(self, request: Request) -> None:
@@ -32,10 +33,15 @@ class IsolatedRuns:
             self._running[request.request_id] = request
 
     def launch(self, step: Step) -> None:
-        """Leave out requests that begin again behind tokens that they have: other coins draw what follows."""
+        """Leave out requests that begin again behind tokens that they have, or that verify fewer nodes than others:
+        other coins draw what follows."""
         for join in step.joins:
+            self._rows[join.row] = join.request.request_id
             if join.num_emitted:
                 self._running.pop(join.request.request_id, None)
+        if step.decode is not None and (step.decode.row_nodes is not None or step.decode.budget is not None):
+            for row in step.decode.rows.tolist():
+                self._running.pop(self._rows[row], None)
 
     def commit(self, outcome: CommitOutcome | None) -> None:
         for end in () if outcome is None else outcome.finished:
