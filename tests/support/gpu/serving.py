@@ -67,7 +67,9 @@ def tree(algorithm: str, steps: int, topk: int, nodes: int, noise: float = 0.05,
 def draft_for(algorithm: str, noise: float, seed: int) -> DraftModel | None:
     if get_algorithm(algorithm).drafter in (Drafter.NONE, Drafter.LOOKUP):
         return None
-    return noisy_copy(seed, noise) if algorithm == "STANDALONE" else small_head(seed, get_algorithm(algorithm).draft_form)
+    return (
+        noisy_copy(seed, noise) if algorithm == "STANDALONE" else small_head(seed, get_algorithm(algorithm).draft_form)
+    )
 
 
 @dataclass(slots=True)
