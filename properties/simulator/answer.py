@@ -77,7 +77,9 @@ class SimulatorMoment:
     replayed: tuple[SimulatorAnswer, SimulatorAnswer] | None = None
     split: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with steps of several rounds, and without
     apart: tuple[SimulatorAnswer, tuple[RequestOutcome, ...]] | None = None  # all engines together, and each by itself
-    changed: tuple[str, SimulatorAnswer, SimulatorAnswer] | None = None  # one of `CHANGES`, without it and with it
+    changed: tuple[
+        tuple[str, SimulatorAnswer, SimulatorAnswer], ...
+    ] = ()  # of each of `CHANGES`, without it and with it
     fluctuating: tuple[SimulatorAnswer, SimulatorAnswer] | None = None  # with device times that do not vary, and do
     queue: Queueing | None = None
     impossible: str = ""

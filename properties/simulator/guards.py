@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .contract import CHANGES, Service, SimulatorConfig
+from .contract import Service, SimulatorConfig
 from .services import MAX_PAGES
 
 
@@ -69,12 +69,6 @@ def is_apart(t: Described, replicas: int, cancels: int) -> bool:
 
 def may_have_faults(t: Described) -> bool:
     return not t.config.has_pools
-
-
-def is_known_machine(t: Described, change: str) -> bool:
-    if t.config.has_pools or (change == "host" and (t.config.machine == "free host" or t.config.overlap)):
-        return False  # with overlap a host works while the device does: nothing is said of its time
-    return change in CHANGES
 
 
 def has_room_for(t: Described, pages: int, percent: int, together: int) -> bool:

@@ -85,7 +85,7 @@ class CountsWhatItWillLock(Preemption):
 
     def _num_victims(self, head, lower):
         entrance = self.room.measure(head, self.admission.limits.prefill_budget, len(self.requests.rounds.rows))
-        fits = [self._fits_without(lower, entrance.num_slots, number) for number in range(len(lower) + 1)]
+        fits = [self._fits_without(lower, entrance, number) for number in range(len(lower) + 1)]
         return fits.index(True) if any(fits) else 0
 
 
@@ -268,8 +268,8 @@ class LetsTheAbortedRun(CoreEngine):
 class TakesNoRow(Preemption):
     """No request gives way where only a row is missing."""
 
-    def _fits_without(self, lower, num_slots, num_victims):
-        return num_slots <= self._free_without(lower[:num_victims])
+    def _fits_without(self, lower, entrance, num_victims):
+        return entrance.num_slots <= self._free_without(lower[:num_victims])
 
 
 @WAITING.breaks("ENGINE-07")
