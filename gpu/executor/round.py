@@ -306,7 +306,7 @@ class DecodeRound:
             return (
                 self._ops.verify_greedy(tree, best) if forced_runs is None else accept_forced(tree, best, forced_runs)
             )
-        parameters = sampling.repeated(tree.num_nodes)
+        parameters: tuple[Tensor, ...] = sampling.repeated(tree.num_nodes)
         if packing is not None:
             parameters = tuple(map(packing.pick, parameters))
         probs = self._ops.target_probs(logits, *parameters, filtered=sampling.filtered)

@@ -294,7 +294,7 @@ class Eagle3Head(DraftHead):
         self.norm_weight = self._empty(model.hidden_size)
         self._fuse = Projection(self.fc_weight, self.fc_bias)
         self.projections = (*self.projections, self._fuse)
-        self._layers: tuple[Layer, ...] = (self.midlayer, *self.layers)  # type: ignore[arg-type]
+        self._layers: tuple[Layer, ...] = (self.midlayer, *self.layers)
         input_norm = self.midlayer.input_norm
         assert input_norm is not None, "the layer has a norm of its own"
         self._norms = (input_norm, self.hidden_norm, self.norm_weight)

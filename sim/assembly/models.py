@@ -24,13 +24,13 @@ from ...core.model_shape import (
     read_model_shape,
     read_own_block,
 )
+from ...core.model_shape.block_heads import USUAL_PARTS
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
 from ..cost.draft import (
     EAGLE,
     MULTI_LAYER_EAGLE,
     P_EAGLE,
-    USUAL_PARTS,
     DraftShape,
     block_drafter,
     eagle3_head,

@@ -25,7 +25,8 @@ def log_odds(confidence: np.ndarray) -> Float64Array:
     c = np.asarray(confidence, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         odds = np.log(c) - np.log1p(-c)
-    return np.clip(np.nan_to_num(odds, nan=MOST_LOG_ODDS), -MOST_LOG_ODDS, MOST_LOG_ODDS)
+    clipped: Float64Array = np.clip(np.nan_to_num(odds, nan=MOST_LOG_ODDS), -MOST_LOG_ODDS, MOST_LOG_ODDS)
+    return clipped
 
 
 def are_valid(confidence: np.ndarray) -> BoolArray:

@@ -158,7 +158,7 @@ def convolve(x: Tensor, kernels: Tensor, block: int) -> Tensor:
     """Return Σ over taps t of kernels[:, t] · x at t places before, in blocks of `block` places: x [n, H], kernels
     [n, taps, H] → [n, H]."""
     places, weights = x.unflatten(0, (-1, block)), kernels.unflatten(0, (-1, block))
-    total = weights[:, :, 0] * places
+    total: Tensor = weights[:, :, 0] * places
     for tap in range(1, min(kernels.shape[1], block)):
         total[:, tap:] += weights[:, tap:, tap] * places[:, :-tap]
     return total.flatten(0, 1)
@@ -214,8 +214,8 @@ class WalkedHead(BlockHead):
         logits, candidates = self.logits(flat).topk(self.parts.selector_top_k, dim=-1)
         projected = self._project(flat).view(bs, steps, -1)
         candidates, logits = (x.view(bs, steps, -1) for x in (candidates, logits))
-        predecessors, successors = self._codebooks
-        successors = successors[candidates]
+        predecessors, codebook = self._codebooks
+        successors = codebook[candidates]
         token, drafts = roots, []
         for place in range(steps):
             edge = (predecessors[token] * projected[:, place]).unsqueeze(1) * successors[:, place]

@@ -146,7 +146,7 @@ class HeadConfig:
         """Return the config.json that `from_dict` reads back; the fused layers are written in both published forms."""
         data = self.model.to_dict()
         if self.block is not None:
-            return data | block_keys(self.block, self.algorithm, self.aux_layers, self.draft_vocab_size)
+            return {**data, **block_keys(self.block, self.algorithm, self.aux_layers, self.draft_vocab_size)}
         suffix = {EAGLE3: "Eagle3", P_EAGLE: "Peagle"}.get(self.algorithm, "Eagle")
         data["architectures"] = [self.model.architecture + suffix]
         if self.algorithm == P_EAGLE:
