@@ -67,7 +67,7 @@ def test_pairwise_cells_serve_the_tokens_of_plain_decoding(seed, record_property
     record_property("note", f"real matrix, cover {seed}: {len(cells)} cells, {in_words(counts)}")
     # The cover is no empty exercise.
     for name in ("tokens", "blocks", "drafted", "correct_drafts", "retractions", "disturbances"):
-        assert counts[name] >= 3, (name, counts)
+        assert counts[name] >= (3 if seed == "few" else 5), (name, counts)
 
 
 @pytest.mark.slow
