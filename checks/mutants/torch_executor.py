@@ -216,15 +216,6 @@ class RestsWithoutBeingParked(DecodeRound):
         return super().draft_of(shape if shape.steps else PARKED_ROUND)
 
 
-@REAL.breaks("ANSWER", "RAISES")
-class StaysParked(PromptRunner):
-    """A draft that was parked once does not compute prompts any more, those behind its return neither."""
-
-    def _draft_of(self, part):
-        self.was_parked = getattr(self, "was_parked", False) or part.is_parked
-        return super()._draft_of(replace(part, is_parked=self.was_parked))
-
-
 @REAL.breaks("ANSWER")
 class DraftsFromTheSameSlot(HeadsDraft):
     """Every head of a multi-layer draft says what follows the last accepted token, not the guesses behind it."""
