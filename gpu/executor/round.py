@@ -306,10 +306,10 @@ class DecodeRound:
             return (
                 self._ops.verify_greedy(tree, best) if forced_runs is None else accept_forced(tree, best, forced_runs)
             )
-        parameters: tuple[Tensor, ...] = sampling.repeated(tree.num_nodes)
+        temperature, top_p, top_k = sampling.repeated(tree.num_nodes)
         if packing is not None:
-            parameters = tuple(map(packing.pick, parameters))
-        probs = self._ops.target_probs(logits, *parameters, filtered=sampling.filtered)
+            temperature, top_p, top_k = (packing.pick(one) for one in (temperature, top_p, top_k))
+        probs = self._ops.target_probs(logits, temperature, top_p, top_k, filtered=sampling.filtered)
         probs = probs if packing is None else packing.spread(probs)
         positions = batch.lengths[:, None] + numbers(tree.width, logits.device)
         bonus = self._ops.coins(sampling.keys, positions, sampling.seed, Purpose.BONUS_COIN)

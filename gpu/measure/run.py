@@ -175,7 +175,7 @@ class Bench:
             return target, None
         draft = load_draft(options.draft, plan.algorithm.draft_form, target, network_of(plan.algorithm))
         if isinstance(draft, Decoder):
-            draft.twins = twins_of(Path(options.model), options.draft, target.vocab_size, draft)
+            draft.twins = twins_of(Path(options.model), Path(options.draft), target.vocab_size, draft)
         return target, draft
 
     def arms(self, cell: CellPlan, on_arm: Callable[[ArmPlan], None] = lambda arm: None) -> list[BatchArm]:

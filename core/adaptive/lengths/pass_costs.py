@@ -78,7 +78,7 @@ class PassCosts:
         if not isinstance(table, Mapping) or sorted(table) != sorted(names):
             raise ConfigError.of(source, "", f"expected an object with {', '.join(names)}")
         try:
-            frozen = {
+            frozen: dict[str, Any] = {
                 name: tuple(tuple(one) if isinstance(one, list) else one for one in value)
                 if isinstance(value, list | tuple)
                 else value
