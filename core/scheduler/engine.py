@@ -192,7 +192,8 @@ class Engine:
             arrivals,
         )
         self.requests.launch(StepInFlight(step, chunks, planned, self.rounds.num_departed))
-        self.rounds.budgets.see_prompts(sum(chunk.length for chunk in chunks))
+        if planned is not None:
+            self.rounds.budgets.see_prompts(sum(chunk.length for chunk in chunks))
         for chunk in chunks:
             if chunk.is_last and self.role is not EngineRole.PREFILL:
                 self.requests.begin_decoding(chunk.record)  # already now, for the plan that overlaps this step

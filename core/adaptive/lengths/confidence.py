@@ -8,8 +8,10 @@
 The host's confidences are those of the last result: of the round before in synchronous mode, of the one before that in
 overlap mode. A row without any counts as certain. So the first rounds of a request verify all they may.
 
-The time of prompts that are computed beside the rounds, or between them, counts as much for each round, on average:
-what a draft is worth follows from the tokens per second of the whole engine.
+The time of prompts does not count: an engine that emits more tokens a round has more newcomers, so their prompts take
+as much time for each token, whatever is verified. But a pass with prompts is too large for a graph. So the budget is
+chosen by the times of both kinds of passes, by the share of rounds that have prompts beside them. The steps are chosen
+by the times of rounds alone, since drafting beside prompts takes longer, too, and no table has that.
 
 The estimator maps a confidence to the probability of acceptance: p = sigmoid(slope · x + bias of the position), x the
 confidence's log-odds. Every 100 results it takes one damped Newton step. It learns from drafts that were verified, up
@@ -35,7 +37,7 @@ STEPS_PER_UPDATE = 100
 RIDGE = 1e-3
 DAMPING = 50  # labels at which half of a Newton step is taken
 ROUNDS_PER_LOOK = 200  # of fewer steps than the most, before one with the most measures all positions again
-PROMPT_SHARE = 0.02  # of the newest round in the average of prompt tokens
+PROMPT_SHARE = 0.02  # of the newest round in the share of rounds with prompts beside them
 RATE_SHARE = 0.05  # of the newest round in the averages by which steps are chosen
 _DECIMALS = 6  # of slope and biases, so that other machines round alike
 
@@ -101,7 +103,7 @@ class RowBudgets:
         """See the batch that is about to be planned: rows int [bs], their epochs, the KV tokens of all."""
 
     def see_prompts(self, num_tokens: int) -> None:
-        """Note the prompt tokens of a step that is launched."""
+        """Note the prompt tokens that a round's pass computes beside it."""
 
     def budget_for(self, shape: RoundShape) -> DraftBudget | None:
         """Return the budget of a round of this shape for the batch that was seen last."""
@@ -139,8 +141,7 @@ class ConfidencePolicy(RowBudgets):
         self._budgets: dict[int, int] = {}
         self._rates: dict[int, float] = {}  # tokens per ns by steps, on average of late
         self._since_look = 0
-        self._new_prompts = 0
-        self._prompts = 0.0  # prompt tokens beside a round, on average of late
+        self._mixed = 0.0  # share of rounds with prompts beside them, of late
         # By row: the epoch of its request, and its drafts' log-odds in the last result; NaN where it drafted none.
         self._epochs = np.zeros(0, dtype=np.int64)
         self._odds = np.zeros((0, depth))
@@ -168,28 +169,25 @@ class ConfidencePolicy(RowBudgets):
             "since": self._since_look,
         }
         state["rates"] = {str(steps): rate for steps, rate in self._rates.items()}
-        state["prompts"] = [self._new_prompts, self._prompts]
+        state["mixed"] = self._mixed
         return {**state, "curve": self.curve.snapshot(), "mean": self._mean.tolist()}
 
     # --- the plan ---
 
     def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int) -> None:
         survival = self._survival(rows, epochs)
-        self._prompts += PROMPT_SHARE * (self._new_prompts - self._prompts)
-        self._new_prompts = 0
-        prompts_ns = self._prompts * self.costs.token_ns
         bs, best = len(rows), (-1.0, 0)
         for steps in self.config.candidate_steps:
             drafts = np.sort(survival[:, :steps].ravel())[::-1]
             tokens = bs + np.concatenate([[0.0], np.cumsum(drafts)])
-            times = self.costs.verify_times(bs + np.arange(len(tokens)))
-            times = times + self.costs.draft_time(steps, bs, kv_tokens) + prompts_ns
-            rates = tokens / times
-            budget = int(rates.argmax())
-            self._budgets[steps] = budget
+            sizes, drafting = bs + np.arange(len(tokens)), self.costs.draft_time(steps, bs, kv_tokens)
+            alone = self.costs.verify_times(sizes)
+            beside = alone + self._mixed * (self.costs.eager_times(sizes) - alone)
+            self._budgets[steps] = int((tokens / (drafting + beside)).argmax())
+            rate = float((tokens / (drafting + alone)).max())
             # A choice among many noisy rates takes the one that is too high by chance: their averages are compared.
-            known = self._rates.setdefault(steps, float(rates[budget]))
-            self._rates[steps] = known + RATE_SHARE * (float(rates[budget]) - known)
+            known = self._rates.setdefault(steps, rate)
+            self._rates[steps] = known + RATE_SHARE * (rate - known)
             if self._rates[steps] > best[0]:
                 best = (self._rates[steps], steps)
         chosen = best[1]
@@ -200,7 +198,7 @@ class ConfidencePolicy(RowBudgets):
         self._steps = chosen
 
     def see_prompts(self, num_tokens: int) -> None:
-        self._new_prompts += num_tokens
+        self._mixed += PROMPT_SHARE * ((num_tokens > 0) - self._mixed)
 
     def _survival(self, rows: np.ndarray, epochs: np.ndarray) -> np.ndarray:
         """Return the survival of each row's drafts, float64 [bs, depth]; 1 for rows without confidences."""

@@ -53,20 +53,19 @@ class PassCosts:
         drafting = float(_beyond(np.array([rows]), self.batch_sizes, self.draft_ns[row])[0])
         return drafting + kv_tokens * self.kv_token_ps[row] / 1000
 
-    @property
-    def token_ns(self) -> float:
-        """The time of one more token in the largest passes."""
-        if len(self.tokens) == 1:
-            return self.verify_ns[0] / self.tokens[0]
-        half = len(self.tokens) // 2
-        return max(0.0, (self.verify_ns[-1] - self.verify_ns[half]) / (self.tokens[-1] - self.tokens[half]))
-
     def verify_times(self, tokens: np.ndarray) -> Float64Array:
         """Return the times of passes over so many tokens, ns, of the shape of `tokens`."""
         times = np.maximum.accumulate(np.array(self.verify_ns, dtype=np.float64))
         sizes = np.array(self.tokens)
         stairs = times[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)]
         return np.where(tokens <= self.captured_tokens, stairs, _beyond(tokens, self.tokens, times))
+
+    def eager_times(self, tokens: np.ndarray) -> Float64Array:
+        """Return the share of so many tokens, ns, in passes that prompts make larger than all captured sizes: the line
+        through the two greatest sizes."""
+        times = self.verify_times(np.array(self.tokens[-2:]))
+        slope = (times[-1] - times[0]) / max(self.tokens[-1] - self.tokens[-2:][0], 1)
+        return np.asarray(times[-1] + slope * (tokens - self.tokens[-1]), dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
