@@ -265,7 +265,8 @@ class ReferencePasses:
             values |= {"topk_ids": ids, "topk_probabilities": probabilities}
             if is_parked:
                 values |= {"topk_ids": np.zeros_like(ids), "topk_probabilities": np.zeros_like(probabilities)}
-        if hidden is not None and self.algorithm.needs_hidden_states:
+        check_hidden(hidden, self.algorithm.capture_hidden_mode(ForwardPhase.PREFILL), "capture")
+        if self.algorithm.needs_hidden_states:  # block drafters read them in the pass that captures them
             values["hidden_states"] = hidden
         check_hidden(values.get("hidden_states"), self.algorithm.capture_hidden_mode(ForwardPhase.DRAFT), "stash")
         self.future_map.stash(rows, epochs, values)
