@@ -31,10 +31,10 @@ def test_keys_are_those_that_routing_reaches_the_largest_batch_first():
     built = []
     adaptive().init_states([1, 4, 8, 16], built.extend)
     sizes = {0: (16, 8), 1: (16, 8, 4, 1), 3: (4, 1)}
-    assert built == [(RoundShape.chain(steps), size) for steps in sizes for size in sizes[steps]]
+    assert built == [GraphKey(RoundShape.chain(steps), size) for steps in sizes for size in sizes[steps]]
     built.clear()
     trees().init_states([4, 16], built.extend)
-    assert built == [((1, 4, 3), 16), ((1, 4, 5), 4)]
+    assert built == [GraphKey(RoundShape(1, 4, 3), 16), GraphKey(RoundShape(1, 4, 5), 4)]
     adaptive().init_states(None, built.append)
     assert built[-1] == (), "no graphs, no keys"
 
