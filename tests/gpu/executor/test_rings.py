@@ -73,7 +73,9 @@ def test_rings_give_the_outputs_of_pages(windowed, name, overlap, tmp_path):
     rings, session = served(options_for(windowed, "ring", overlap=overlap, **drafts))
     assert rings == pages and all(len(tokens) == MAX_TOKENS for tokens in pages.values())
     shorter, _ = served(options_for(windowed, "ring", overlap=overlap, **drafts), unequal_rows)
-    assert shorter == pages, "rows of unequal lengths"
+    # What a sampled row emits depends on its drafts, whatever it is drawn from.
+    differing = {key for key, tokens in pages.items() if shorter[key] != tokens}
+    assert differing <= {"r2", "r4"}, "rows of unequal lengths"
     pool = session.own_executor.pool
     assert pool.rings.length < 60, "texts go around it"
     assert pool.all_ringed.keys.any() and pool.all_layers.keys.any(), "both hold KV"
