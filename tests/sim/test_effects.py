@@ -219,7 +219,7 @@ def test_a_vocabulary_without_a_built_in_draft_is_named_as_that(tmp_path):
         assemble(load_scenario(None, ["speculation.algorithm=STANDALONE", f"model.target={config}"])[0])
 
 
-@pytest.mark.parametrize("target", ["llama-2-7b", "llama-3.2-1b"])
+@pytest.mark.parametrize("target", ["llama-160m", "llama-3.2-1b"])
 def test_no_model_drafts_for_itself(target):
     with pytest.raises(ConfigError, match=f"model.draft: is not given, and no built-in model smaller than {target}"):
         assemble(load_scenario(None, ["speculation.algorithm=STANDALONE", f"model.target={target}"])[0])

@@ -24,6 +24,8 @@ STATED_PARAMETERS = {
     "qwen2.5-32b": 32_763_876_352,
     "qwen2.5-72b": 72_706_203_648,
     "mistral-7b": 7_248_023_552,
+    "smollm2-135m": 134_515_008,
+    "llama-160m": 162_417_408,
 }
 # Of these the checkpoint has layers for drafting beside, so its total is no measure: billions, all and of a token, of
 # the model cards and arXiv 2508.06471.
