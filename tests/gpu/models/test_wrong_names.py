@@ -40,7 +40,9 @@ def test_other_families_are_refused_by_name():
 
 def test_a_model_type_of_another_family_is_refused():
     for label, shape in SHAPES.items():
-        for model_type in {*MODEL_TYPES.values(), "unheard_of", "cohere2", "kimi_linear"} - {MODEL_TYPES[shape.architecture]}:
+        for model_type in {*MODEL_TYPES.values(), "unheard_of", "cohere2", "kimi_linear"} - {
+            MODEL_TYPES[shape.architecture]
+        }:
             data = shape.to_dict() | {"model_type": model_type}
             if model_type == "unheard_of":  # nothing is known of it: what the architecture says holds
                 assert ModelConfig.from_dict(data) == shape, label
