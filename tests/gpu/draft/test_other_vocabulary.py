@@ -23,7 +23,8 @@ PROMPTS = [[3, 14, 15, 9, 2], [1, 2], [7, 7, 20, 5, 5, 23, 0, 11]]
 
 def with_permuted_tokens(num_alike: int) -> Decoder:
     """A copy of the target whose token j is the target's token order[j]; both spell the first ones alike."""
-    draft, order = noisy_copy(0, 0.0), torch.as_tensor(np.random.default_rng(2).permutation(VOCAB_SIZE))
+    draft = noisy_copy.__wrapped__(0, 0.0)  # one of its own: other tests have the kept one
+    order = torch.as_tensor(np.random.default_rng(2).permutation(VOCAB_SIZE))
     with torch.no_grad():
         for name, weight in draft.named_parameters():
             if weight.shape[0] == VOCAB_SIZE:
