@@ -243,3 +243,11 @@ def test_the_recurrences_of_lfm2_and_jamba_keep_a_state_and_no_kv(read):
     assert jamba.token_bytes(windowed=False) == attention and jamba.recurrent_state_bytes == 7 * inner * (
         16 * 4 + 3 * 2
     )
+
+
+@pytest.mark.parametrize("ratio", [1e308, -4, "4", None])
+def test_a_tower_whose_width_is_no_number_has_the_usual_one(read, ratio):
+    tower = {"hidden_size": 1024, "depth": 24, "mlp_ratio": ratio}
+    usual = read({**QWEN_VL, "vision_config": {"hidden_size": 1024, "depth": 24}})
+    assert read({**QWEN_VL, "vision_config": tower}).tower_parameters == usual.tower_parameters > 0
+    assert read({**QWEN_VL, "vision_config": {"hidden_size": "1024", "depth": []}}).tower_parameters >= 0

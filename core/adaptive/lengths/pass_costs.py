@@ -63,9 +63,10 @@ class PassCosts:
     def eager_times(self, tokens: np.ndarray) -> Float64Array:
         """Return the share of so many tokens, ns, in passes that prompts make larger than all captured sizes: the line
         through the two greatest sizes."""
-        times = self.verify_times(np.array(self.tokens[-2:]))
-        slope = (times[-1] - times[0]) / max(self.tokens[-1] - self.tokens[-2:][0], 1)
-        return np.asarray(times[-1] + slope * (tokens - self.tokens[-1]), dtype=np.float64)
+        sizes = np.array(self.tokens[-2:])
+        times = self.verify_times(sizes)
+        slope = (times[-1] - times[0]) / max(sizes[-1] - sizes[0], 1)
+        return np.asarray(times[-1] + slope * (tokens - sizes[-1]), dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

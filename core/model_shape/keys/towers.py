@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+MOST_RATIO = 100  # of an MLP's width; what is no such number counts as none
 _GATED = ("silu", "swish")
 _GATED_TYPES = ("pixtral",)
 _WIDE = {"glm4v_vision": "out_hidden_size", "glm4v_moe_vision": "out_hidden_size"}  # the key of an MLP's width
@@ -25,10 +26,8 @@ def tower_parameters(config: Mapping[str, Any], hidden: int) -> int:
 def _tower(tower: Mapping[str, Any], hidden: int) -> int:
     layers = _first(tower, "num_hidden_layers", "depth", "encoder_layers")
     width = _first(tower, "embed_dim", "hidden_size", "d_model")
-    if "depth" in tower and "num_hidden_layers" in tower:  # Janus: that of the projection
-        layers = _first(tower, "num_hidden_layers")
     ratio = tower.get("mlp_ratio")
-    wide = int(width * ratio) if isinstance(ratio, int | float) else 4 * width
+    wide = int(width * ratio) if isinstance(ratio, int | float) and 0 < ratio < MOST_RATIO else 4 * width
     kind = str(tower.get("model_type"))
     inner = _first(tower, _WIDE.get(kind, "intermediate_size"), "encoder_ffn_dim") or wide
     gated = tower.get("hidden_act") in _GATED or kind in _GATED_TYPES
