@@ -31,7 +31,7 @@ def test_the_draws_can_be_read(power):
     assert draws
     for draw in draws:
         groups = [one.group for one in draw.defects]
-        assert groups.count("scheduler") >= 40 and groups.count("services") >= 25, draw.path
+        assert groups.count("scheduler") >= 25 and groups.count("services") >= 15, draw.path
         assert all(one.old != one.new and one.mistake and one.show for one in draw.defects)
 
 
