@@ -14,8 +14,9 @@ chosen by the times of both kinds of passes, by the share of rounds that have pr
 by the times of rounds alone, since drafting beside prompts takes longer, too, and no table has that.
 
 The estimator maps a confidence to the probability of acceptance: p = sigmoid(slope · x + bias of the position), x the
-confidence's log-odds. Every 100 results it takes one damped Newton step. It learns from drafts that were verified, up
-to the first rejection of each row.
+confidence's log-odds. Every 100 results it takes one damped Newton step: n labels take n / (n + 50) of it, for the
+slope those of all positions, for a bias those of its own. It learns from drafts that were verified, up to the first
+rejection of each row.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ DAMPING = 50  # labels at which half of a Newton step is taken
 ROUNDS_PER_LOOK = 200  # of fewer steps than the most, before one with the most measures all positions again
 PROMPT_SHARE = 0.02  # of the newest round in the share of rounds with prompts beside them
 RATE_SHARE = 0.05  # of the newest round in the averages by which steps are chosen
+MOST_SLOPE, MOST_BIAS = 4.0, 20.0
 _DECIMALS = 6  # of slope and biases, so that other machines round alike
 
 
@@ -54,7 +56,7 @@ class AcceptanceCurve:
 
     def _clear(self) -> None:
         depth = len(self.biases)
-        self._labels = 0
+        self._labels = np.zeros(depth, dtype=np.int64)
         self._gradient_slope = self._curvature_slope = 0.0
         self._gradient, self._curvature, self._mixed = np.zeros(depth), np.zeros(depth), np.zeros(depth)
 
@@ -66,7 +68,7 @@ class AcceptanceCurve:
         x, p = log_odds(confidence), acceptance_of(confidence, self.slope, self.biases)
         error = np.where(is_label, (position < accept_lens[:, None]) - p, 0.0)
         weight = np.where(is_label, p * (1 - p), 0.0)
-        self._labels += int(np.count_nonzero(is_label))
+        self._labels[:steps] += is_label.sum(axis=0)
         self._gradient_slope += float((error * x).sum())
         self._curvature_slope += float((weight * x * x).sum())
         self._gradient[:steps] += error.sum(axis=0)
@@ -77,18 +79,21 @@ class AcceptanceCurve:
             self._step()
 
     def _step(self) -> None:
-        """Take a Newton step. Biases meet each other only through the slope, so one division solves the system."""
-        if not self._labels:
+        """Take a Newton step. Biases meet each other only through the slope, so one division solves the system. Each
+        bias follows the slope that is taken, and moves by the labels of its own position."""
+        total = int(self._labels.sum())
+        if not total:
             return
         pivots = self._curvature + RIDGE
         ratio = self._mixed / pivots
         slope = (self._gradient_slope - ratio @ self._gradient) / (self._curvature_slope + RIDGE - ratio @ self._mixed)
-        biases = (self._gradient - self._mixed * slope) / pivots
-        share = self._labels / (self._labels + DAMPING)
-        if np.isfinite(slope) and np.isfinite(biases).all():
-            self.slope = round(min(max(self.slope + share * float(slope), 0.0), 4.0), _DECIMALS)
-            moved = np.array(self.biases) + share * biases
-            self.biases = tuple(np.round(np.clip(moved, -20.0, 20.0), _DECIMALS).tolist())
+        moved_slope = self.slope + float(slope) * total / (total + DAMPING)
+        if not moved_slope >= 0:  # also where it is no number
+            moved_slope = self.slope
+        slope, self.slope = min(moved_slope, MOST_SLOPE) - self.slope, round(min(moved_slope, MOST_SLOPE), _DECIMALS)
+        biases = (self._gradient - self._mixed * slope) / pivots * self._labels / (self._labels + DAMPING)
+        moved = np.array(self.biases) + np.where(np.isfinite(biases), biases, 0.0)
+        self.biases = tuple(np.round(np.clip(moved, -MOST_BIAS, MOST_BIAS), _DECIMALS).tolist())
         self.num_updates += 1
         self._clear()
 

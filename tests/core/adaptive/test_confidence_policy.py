@@ -66,7 +66,7 @@ def test_labels_end_with_the_first_rejection_and_with_the_verified_drafts():
     curve = AcceptanceCurve(3)
     sure = np.full((3, 3), 0.9, np.float32)
     curve.add(sure, np.array([4, 2, 1]), np.array([2, 2, 1]))
-    assert curve._labels == 2 + 1 + 0
+    assert curve._labels.tolist() == [2, 1, 0]
 
 
 def test_a_batch_without_confidences_verifies_all_it_may():
