@@ -5,7 +5,7 @@ import numpy as np
 
 from ...core.contract.future_map import CellState, FutureMap, NumpyStorage, RelayField
 from ...core.errors import InvariantViolation
-from ...properties.relay.contract import HIDDEN, RelayCapabilities
+from ...properties.relay.contract import HIDDEN, LENGTHS, RelayCapabilities
 from ..adapters.future_map import FutureMapAdapter
 from .planting import Defects
 
@@ -137,7 +137,7 @@ class SharesThePaddingRow(FutureMap):
         pass
 
 
-@RELAY.breaks("RELAY-02")
+@RELAY.breaks("RELAY-02", "RELAY-03")
 class StoresByLane(NumpyStorage):
     """A value is stored under the number of its lane in the batch, and read under its row."""
 
@@ -164,31 +164,32 @@ class HiddenForEverybody(FutureMapAdapter):
             self.fields[HIDDEN] = RelayField(HIDDEN, (2,), "float32")
             self.relay = FutureMap(config.num_rows, tuple(self.fields.values()))
 
-    def stash(self, rows, generations, values):
-        if values[HIDDEN] is None:
+    def write(self, rows, generations, values):
+        if list(values) != [LENGTHS] and values[HIDDEN] is None:
             values = {**values, HIDDEN: np.zeros((len(rows), *self.fields[HIDDEN].shape_suffix))}
-        super().stash(rows, generations, values)
+        super().write(rows, generations, values)
 
 
 @RELAY.breaks("RELAY-02")
 class IgnoresWhatIsNotDeclared(FutureMapAdapter):
     """A field that is not declared is ignored."""
 
-    def stash(self, rows, generations, values):
-        return super().stash(rows, generations, {name: values[name] for name in values if name in self.fields})
+    def write(self, rows, generations, values):
+        super().write(rows, generations, {name: values[name] for name in values if name in (*self.fields, LENGTHS)})
 
 
 @RELAY.breaks("RELAY-02")
 class FillsWhatIsMissing(FutureMapAdapter):
     """A declared field that is not given is filled with zeros."""
 
-    def stash(self, rows, generations, values):
-        missing = [(name, field) for name, field in self.fields.items() if values.get(name) is None]
+    def write(self, rows, generations, values):
+        fields = {} if list(values) == [LENGTHS] else self.fields
+        missing = [(name, field) for name, field in fields.items() if values.get(name) is None]
         zeros = {name: np.zeros((len(rows), *field.shape_suffix)) for name, field in missing}
-        super().stash(rows, generations, {**values, **zeros})
+        super().write(rows, generations, {**values, **zeros})
 
 
-SORTING = Defects("relay", FutureMapAdapter, RelayCapabilities(padding_row=True))
+SORTING = Defects("relay", FutureMapAdapter, RelayCapabilities(padding_row=True, halves=True))
 
 
 @SORTING.breaks("RELAY-02")

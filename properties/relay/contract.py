@@ -10,16 +10,15 @@ from typing import Any, ClassVar, Protocol
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
-HIDDEN = "hidden_states"
+LENGTHS, HIDDEN = "lengths", "hidden_states"
 
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
     """What `make(config)` builds: one cell per row of the request table.
 
-    A cell has a length and the fields field0, field1, …: `widths[i]` integers per row, 0 for a single one. An algorithm
-    that needs hidden states has a field "hidden_states" of `hidden_width` floats per row; with 0 there is none, and
-    None always stands in its place.
+    A cell has the fields `lengths`, a single integer, and field0, field1, …: `widths[i]` integers per row, 0 for a
+    single one. An algorithm that needs hidden states has a field `hidden_states` of `hidden_width` floats per row.
     """
 
     num_rows: int
@@ -40,9 +39,18 @@ class RelayConfig:
 
     @property
     def fields(self) -> dict[str, int]:
-        """Return name -> width of every declared field, hidden states included."""
-        found = {f"field{number}": width for number, width in enumerate(self.widths)}
+        """Return name -> width of every declared field, `lengths` first."""
+        found = {LENGTHS: 0} | {f"field{number}": width for number, width in enumerate(self.widths)}
         return {**found, HIDDEN: self.hidden_width} if self.hidden_width else found
+
+    def parts(self, has: RelayCapabilities) -> dict[str, tuple[str, ...]]:
+        """Return the fields of each call that a cell is written with."""
+        first, *others = self.fields
+        return (
+            {LENGTHS: (first,), **({"others": tuple(others)} if others else {})}
+            if has.halves
+            else {"all": (first, *others)}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,7 @@ class RelayCapabilities(Capabilities):
     # Rows are 1 … num_rows then, else 0 … num_rows − 1.
     padding_row: bool = False
     generations: bool = False  # a cell remembers which generation wrote it, and only that one can read it
+    halves: bool = False  # a cell is written in two calls: `lengths` alone, and the other fields; in any order
     inspection: bool = False  # `num_unread()`
     # It refuses what no step does: to read what is not written, to write twice, rows that are not there, fields that
     # are missing
@@ -65,28 +74,22 @@ class Relay(Protocol):
     """A relay. A call names the rows of a batch and the generations of the requests that hold them; these grow, and may
     pass 2³¹.
 
-    A cell is empty, or holds a length, field values, or both. Only a cell with all of them can be read; reading empties
-    it. To refuse is to return False or to raise one of `REFUSALS` or an InvariantViolation; then no row of the batch
-    has changed. A batch without rows does nothing.
+    A cell is empty, or holds values. Only a cell with all fields can be read; reading empties it. To refuse is to
+    return False or to raise one of `REFUSALS` or an InvariantViolation; then no row of the batch has changed. A batch
+    without rows does nothing.
     """
 
-    def publish(self, rows: Sequence[int], generations: Sequence[int], lengths: Sequence[int]) -> object:
-        """Write a length into each of these cells, which have none."""
-
-    def stash(self, rows: Sequence[int], generations: Sequence[int], values: Mapping[str, Any]) -> object:
+    def write(self, rows: Sequence[int], generations: Sequence[int], values: Mapping[str, Any]) -> object:
         """Write every declared field of these cells, which have none: a list with one integer, or one list of `width`,
-        per row.
+        per row. With `halves`, `lengths` alone, or all the others.
 
-        `hidden_states` is always among the names, None if they are not declared. Refuse a declared field that is
-        missing or None, and a field that is not declared. Without declared fields it writes nothing.
+        Beside fields other than `lengths` stands `hidden_states`, None if it is not declared. Refuse a declared field
+        that is missing or None, and a field that is not declared.
         """
 
-    def resolve(self, rows: Sequence[int], generations: Sequence[int]) -> tuple[Sequence[int], Mapping[str, Any]]:
-        """Read and empty these cells, which these generations wrote: the lengths, and every declared field as `stash`
-        was given it.
-
-        What is not declared is absent or None.
-        """
+    def read(self, rows: Sequence[int], generations: Sequence[int]) -> Mapping[str, Any]:
+        """Read and empty these cells, which these generations wrote: every declared field as `write` was given it. What
+        is not declared is absent or None."""
 
     def drop(self, rows: Sequence[int]) -> object:
         """Empty these cells, read or unread: their rows are released."""

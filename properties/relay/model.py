@@ -1,15 +1,15 @@
-"""The expected state of a relay: the owner of each row, the content of each cell, and the moment that the checkers look
-at."""
+"""What is true of a relay: a plain one, which says of every call why it is forbidden, and the moment that the checkers
+look at."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from .contract import HIDDEN, RelayCapabilities, RelayConfig
+from .contract import RelayCapabilities, RelayConfig
 
 FIRST_GENERATIONS = (1, 2**31 - 3, 2**40)
-FIRST_VALUE = 1 << 16  # lengths pass 2¹⁵, as long contexts do
 
 
 class Owner(NamedTuple):
@@ -22,109 +22,56 @@ class Owner(NamedTuple):
 PADDING = Owner(0, 0)
 
 
-class RelayCell(NamedTuple):
-    """An unread cell: the generation that wrote it, and the stamp of each half that is written,
-    "lengths" or "fields"."""
-
-    generation: int
-    stamps: dict[str, int]
-
-
-class WrongValue(NamedTuple):
-    """A value that is not what was last written to its row.
-    `writer` is the generation that wrote it, None if none did."""
-
-    where: str
-    found: object
-    expected: object
-    generation: int
-    writer: int | None
-
-
 @dataclass(slots=True)
 class RelayMoment:
-    """One operation, how it had to end and how it ended.
+    """One operation, how its call had to end and how it ended.
 
-    `trace` says why the cells, or the fields given, forbid it; `foreign` says why the generations or the rows do. With
-    one of them it must be refused. With neither it must not, unless `optional`.
+    `forbidden` says for each invariant why the call must be refused. With "" it may be; with nothing it must not be.
+    `wrong` has for each invariant what was read, and what was written.
     """
 
-    config: RelayConfig
-    capabilities: RelayCapabilities
     operation: object = "make"
-    call: str = ""  # the method that it ended with
-    trace: str = ""
-    foreign: str = ""
-    optional: bool = False
+    call: str = ""
+    forbidden: dict[str, str] = field(default_factory=dict)
     refusal: str | None = None
-    answer: tuple[int, ...] | None = None  # the lengths read
-    wrong: WrongValue | None = None
-    padding: str = ""  # what a padding lane read, if not zeros
-    undeclared: str = ""  # a field that came back and is not declared
-    num_unread: int | None = None
-    should_be_unread: int = 0
+    wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
+    lengths: list[Any] | None = None  # that were read
+    unread: tuple[int, int] | None = None  # num_unread(), and the recount
 
 
-class RelayModel:
-    """The requests and the cells. Every write has a stamp of its own, and what is written is a function of it."""
+class PlainRelay:
+    """The cells, the requests that have rows, and who wrote which value. Lanes are never padding here."""
 
-    def __init__(self, config: RelayConfig, first_row: int) -> None:
-        self.fields = config.fields
-        self.halves = ("lengths", "fields") if config.fields else ("lengths",)
-        self.rows = range(first_row, first_row + config.num_rows)
+    def __init__(self, config: RelayConfig, has: RelayCapabilities) -> None:
+        self.fields, self.parts = config.fields, config.parts(has)
+        self.rows = range(has.padding_row, has.padding_row + config.num_rows)
         self.owners: dict[int, Owner] = {}  # of the open requests
-        self.cells: dict[int, RelayCell] = {}  # row -> its cell; empty cells are not there
-        self.written: dict[int, int] = {}  # stamp -> generation
+        self.cells: dict[int, tuple[int, dict[str, Any]]] = {}  # row -> (generation, fields as far as written)
+        self.writers: dict[Any, int] = {}  # first entry of a value -> generation
         self._generation = FIRST_GENERATIONS[config.num_rows % len(FIRST_GENERATIONS)]
 
     def new_owner(self, row: int) -> Owner:
         self._generation += 1
         return Owner(row, self._generation)
 
-    def free_row(self) -> int | None:
-        taken = {owner.row for owner in self.owners.values()}
-        return next((row for row in self.rows if row not in taken), None)
-
-    def may_write(self, owner: Owner, half: str) -> bool:
-        cell = self.cells.get(owner.row)
-        return cell is None or (cell.generation == owner.generation and half not in cell.stamps)
-
-    def may_read(self, owner: Owner) -> bool:
-        cell = self.cells.get(owner.row)
-        return cell is not None and cell.generation == owner.generation and len(cell.stamps) == len(self.halves)
-
-    def new_stamp(self, generation: int) -> int:
-        stamp = len(self.written) + 1
-        self.written[stamp] = generation
-        return stamp
-
-    def write(self, owner: Owner, half: str, stamp: int) -> None:
-        if half not in self.halves:
-            return
-        cell = self.cells.get(owner.row)
-        if cell is None or cell.generation != owner.generation:
-            cell = self.cells[owner.row] = RelayCell(owner.generation, {})
-        cell.stamps[half] = stamp
-
-    def content(self, cell: RelayCell) -> dict[str, object]:
-        """Return what reading a whole cell must bring."""
-        length = length_of(cell.stamps["lengths"])
-        return {"length": length, **(self.values(cell.stamps["fields"]) if self.fields else {})}
-
-    def values(self, stamp: int) -> dict[str, int | list[int] | list[float]]:
-        """Return one row of every declared field; all entries of all writes differ, and a float32 holds them."""
-        found = {}
-        for number, (name, width) in enumerate(self.fields.items()):
-            first = length_of(stamp) + number * 8 + 1
-            kind = float if name == HIDDEN else int
-            found[name] = [kind(first + j) for j in range(width)] if width else first
+    def forbids(self, call: str, lanes: Sequence[Owner]) -> dict[str, str]:
+        """Return why a call must be refused, as in the moment: "read", "drop", or the name of the part that is
+        written."""
+        found, rows = {}, [lane.row for lane in lanes]
+        for lane in lanes:
+            generation, values = self.cells.get(lane.row, (lane.generation, {}))
+            if lane.row not in self.rows:
+                found["RELAY-03"] = f"there is no row {lane.row}"
+            elif rows.count(lane.row) > 1:
+                found["" if call == "drop" else "RELAY-02"] = f"row {lane.row} occurs twice in the call"
+            elif call != "drop" and generation != lane.generation:
+                # An heir may overwrite the cell that was not dropped, or be refused. It may not complete it.
+                is_heir = call != "read" and lane in self.owners.values()
+                found["" if is_heir else "RELAY-03"] = f"the cell of row {lane.row} is of generation {generation}"
+            elif len(values) < len(self.fields) if call == "read" else values.keys() & self.parts.get(call, ()):
+                found["RELAY-02"] = f"row {lane.row} has {', '.join(values) or 'nothing'} unread"
         return found
 
-
-def length_of(stamp: int) -> int:
-    return FIRST_VALUE + stamp * 64
-
-
-def stamp_of(found: object) -> int:
-    """Return the stamp of an entry that was read, 0 or less if none wrote it."""
-    return (int(found) - FIRST_VALUE) // 64 if isinstance(found, int | float) and abs(found) < 2**53 else 0
+    def write(self, lane: Owner, values: dict[str, Any]) -> None:
+        generation, before = self.cells.get(lane.row, (None, {}))
+        self.cells[lane.row] = lane.generation, (before if generation == lane.generation else {}) | values

@@ -12,52 +12,44 @@ RELAY = suite_of("relay")
 
 
 class DictRelay:
-    """A relay that is not ours: plain dictionaries, rows from 0, no padding lanes, generations ignored."""
+    """A relay that is not ours: a plain dictionary, rows from 0, no padding lanes, generations ignored."""
 
     def __init__(self, config):
         self.config = config
-        self.lengths, self.fields = {}, {}
+        self.cells = {}
 
     def _refuse_unless(self, rows, is_good):
         if len(set(rows)) < len(rows) or not all(0 <= row < self.config.num_rows and is_good(row) for row in rows):
             raise ValueError(f"rows {rows}")
 
-    def publish(self, rows, generations, lengths):
-        self._refuse_unless(rows, lambda row: row not in self.lengths)
-        self.lengths.update(zip(rows, lengths, strict=True))
-
-    def stash(self, rows, generations, values):
+    def write(self, rows, generations, values):
         present = {name: given for name, given in values.items() if given is not None}
-        if set(present) != set(self.config.fields):
+        if present.keys() != self.config.fields.keys():
             return False
-        if present:
-            self._refuse_unless(rows, lambda row: row not in self.fields)
-            self.fields.update({row: {n: v[at] for n, v in present.items()} for at, row in enumerate(rows)})
-        else:
-            self._refuse_unless(rows, lambda row: True)
+        self._refuse_unless(rows, lambda row: row not in self.cells)
+        self.cells.update({row: {name: given[at] for name, given in present.items()} for at, row in enumerate(rows)})
         return True
 
-    def resolve(self, rows, generations):
-        self._refuse_unless(rows, lambda row: row in self.lengths and (row in self.fields or not self.config.fields))
-        found = [self.fields.pop(row, {}) for row in rows]
-        return [self.lengths.pop(row) for row in rows], {n: [row[n] for row in found] for n in self.config.fields}
+    def read(self, rows, generations):
+        self._refuse_unless(rows, lambda row: row in self.cells)
+        found = [self.cells.pop(row) for row in rows]
+        return {name: [cell[name] for cell in found] for name in self.config.fields}
 
     def drop(self, rows):
         self._refuse_unless(rows, lambda row: True)
         for row in rows:
-            self.lengths.pop(row, None)
-            self.fields.pop(row, None)
+            self.cells.pop(row, None)
 
 
-def test_another_relay_holds():
-    report = check_relay(DictRelay, budget=10_000)
+@pytest.mark.parametrize("capabilities", [(), ("misuse",)])
+def test_another_relay_holds(capabilities):
+    report = check_relay(DictRelay, budget=10_000, capabilities=capabilities)
     assert report.ok and report.skipped == {"RELAY-03": "needs generations"}
 
 
 class KeepsHidden(DictRelay):
-    def resolve(self, rows, generations):
-        lengths, fields = super().resolve(rows, generations)
-        return lengths, {HIDDEN: [[0.0]] * len(rows), **fields}
+    def read(self, rows, generations):
+        return {HIDDEN: [[0.0]] * len(rows), **super().read(rows, generations)}
 
 
 def test_a_hidden_field_that_is_not_declared_is_named():
@@ -71,25 +63,34 @@ def test_a_hidden_field_that_is_not_declared_is_named():
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (None, "the lengths, and a mapping"),
-        (([1.5], {}), "a flat sequence of integers"),
-        (([1], {}), "1 rows, one per lane"),
-        (([1, 2], {"field0": [[1, 2]]}), "one per lane"),
-        (([1], {"field0": [[1]]}), "2 of them per row"),
-        (([1], {"field0": [7]}), "2 of them per row"),
-        (([1], {"field0": [["a", "b"]]}), "2 of them per row"),
+        (None, "a mapping of the fields"),
+        ({}, "1 rows, one per lane"),
+        ({"lengths": [1, 2], "field0": [[1, 2]]}, "1 rows, one per lane"),
+        ({"lengths": 65536, "field0": [[1, 2]]}, "1 rows, one per lane"),
     ],
 )
 def test_an_answer_of_another_shape_is_reported_as_that(answer, words):
     class Odd(DictRelay):
-        def resolve(self, rows, generations):
-            super().resolve(rows, generations)
+        def read(self, rows, generations):
+            super().read(rows, generations)
             return answer
 
     history = [RelayTrial.open(1), RelayTrial.write((1,)), RelayTrial.read((1,))]
     with pytest.raises(Violation, match=words) as caught:
         RELAY.component(Odd, ()).execute(RelayConfig(1, (2,)), history)
     assert caught.value.id == "TYPE"
+
+
+@pytest.mark.parametrize("row", [[1], 7, ["a", "b"], [], [65544, 65545.5]])
+def test_a_row_of_another_shape_is_not_what_was_written(row):
+    class Odd(DictRelay):
+        def read(self, rows, generations):
+            return super().read(rows, generations) | {"field0": [row]}
+
+    history = [RelayTrial.open(1), RelayTrial.write((1,)), RelayTrial.read((1,))]
+    with pytest.raises(Violation, match="field0 of row 0 is") as caught:
+        RELAY.component(Odd, ()).execute(RelayConfig(1, (2,)), history)
+    assert caught.value.id == "RELAY-02"
 
 
 def test_a_relay_that_breaks_by_accident_is_reported_as_that():
