@@ -41,7 +41,8 @@ class ControllerAdapter:
         return found.verify_calls, found.verified_rows, found.correct_drafts, found.proposed_drafts
 
     def gauges(self) -> dict[str, object]:
-        found = self.controller.metrics()
+        found, snapshot = self.controller.metrics(), self.policy.snapshot()
+        shapes = snapshot.get("estimate", {}).get("shapes", {})
         return {
             "steps": found.steps,
             "draft_tokens": found.num_draft_tokens,
@@ -51,7 +52,13 @@ class ControllerAdapter:
             "histogram": found.correct_drafts_histogram,
             "switches": found.switches,
             "averages": sorted(found.ema_accept_len.items()),
-            "ranges": [[slot[name] for name in SHOWN] for slot in self.policy.snapshot().get("slots", {}).values()],
+            "ranges": [[slot[name] for name in SHOWN] for slot in snapshot.get("slots", {}).values()],
+            "results": snapshot.get("round"),
+            "waiting": [
+                (int(shape.partition(":")[0]), counts)
+                for shape, own in shapes.items()
+                for counts in own["pending"].values()
+            ],
         }
 
     def average(self, batch_size: int) -> float:

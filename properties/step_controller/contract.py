@@ -157,7 +157,10 @@ class StepController(Protocol):
 
         With `average_rule` also `switches` of all ranges; `averages`, (lower bound, average) of the ranges that have
         had a draft verified; and `ranges`, of each its steps, average, results, switches, results until it looks again,
-        whether it probes, probes that failed one after the other, and looks until it probes."""
+        whether it probes, probes that failed one after the other, and looks until it probes.
+
+        With `goodput` also `results`, those with at least one row; and `waiting`, (draft steps, histogram) of the
+        drafting rows whose results come after its last look."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:

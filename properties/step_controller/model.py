@@ -131,7 +131,8 @@ class GaugeAccount:
     def __init__(self) -> None:
         self.is_known: bool = True  # no result was taken that no round can have
         self._lengths: Counter[int] = Counter()  # accepted drafts of a row -> how many rows
-        self._proposed = self._changes = 0
+        self._latest: list[tuple[int, Sequence[float]]] = []  # draft steps and accepted drafts of each result
+        self.results = self._proposed = self._changes = 0
         self._steps: int | None = None
 
     def choose(self, steps: int) -> int:
@@ -146,6 +147,9 @@ class GaugeAccount:
         if is_good:
             self._lengths.update(int(each) for each in correct)
             self._proposed += executed * len(correct)
+            self.results += bool(correct)
+            if executed:
+                self._latest.append((executed, tuple(correct)))
 
     def due(self) -> dict[str, float | list[int] | None]:
         """Return what the gauges are due to be. Lengths that no row has had, behind the longest, are left out."""
@@ -159,6 +163,18 @@ class GaugeAccount:
             "accept_rate": correct / self._proposed if self._proposed else 0.0,
             "histogram": [self._lengths[length] for length in range(longest + 1)],
         }
+
+    def are_latest(self, waiting: Counter[tuple[int, int]]) -> bool:
+        """Return whether the latest results, up to some one, have so many rows of (draft steps, accepted drafts).
+        Those before it do not wait again, and are forgotten."""
+        rows: Counter[tuple[int, int]] = Counter()
+        at = len(self._latest)
+        while at and rows.total() < waiting.total():
+            at -= 1
+            executed, correct = self._latest[at]
+            rows.update((executed, int(each)) for each in correct)
+        del self._latest[:at]
+        return rows == waiting
 
 
 class VerifyResult(NamedTuple):

@@ -4,6 +4,7 @@ finite."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +35,15 @@ def read_gauges(trial: Trial, account: GaugeAccount, rule: AverageRule | None) -
     """Ask for the gauges; `rule` is the one that the controller follows. Returns the first that is not what it is due
     to be, what it says, and what it should."""
     due = account.due() | (rule.due() if rule is not None else {})
+    if trial.capabilities.goodput:
+        due |= {"results": account.results, "waiting": "the latest results"}
     found = trial.mapping(trial.must(trial.subject.gauges), "gauges()", f"a mapping with {', '.join(due)}", due)
     for name, wanted in due.items() if account.is_known else ():
         says = found[name]
-        if name == "histogram":
+        if name == "waiting":
+            if account.are_latest(_rows_of(trial, says)):
+                continue
+        elif name == "histogram":
             says = list(trial.integers(says, "the histogram of gauges()"))
             if says[: len(wanted)] == wanted and not any(says[len(wanted) :]):
                 continue
@@ -45,6 +51,16 @@ def read_gauges(trial: Trial, account: GaugeAccount, rule: AverageRule | None) -
             continue
         return name, says, wanted
     return None
+
+
+def _rows_of(trial: Trial, waiting: object) -> Counter[tuple[int, int]]:
+    """Return how many rows of each (draft steps, accepted drafts) wait for a look."""
+    place, rows = "waiting of gauges()", Counter()
+    for entry in trial.sequence(waiting, place, "pairs of draft steps and a histogram"):
+        steps, histogram = trial.sequence(entry, f"an entry of {place}", "draft steps and a histogram", 2)
+        for correct, count in enumerate(trial.integers(histogram, f"a histogram of {place}")):
+            rows[steps, correct] += count
+    return +rows
 
 
 def _agree(says: Any, wanted: Any) -> bool:

@@ -9,6 +9,7 @@ from ....core.adaptive import AdaptiveController, AdaptiveSpeculativeParams, Ada
 from ....core.adaptive.acceptance_estimate import AcceptanceEstimate
 from ....core.adaptive.config import load_adaptive_config
 from ....core.adaptive.controller import AdaptiveCounters, FixedPolicy
+from ....core.adaptive.goodput import GoodputPolicy
 from ....core.adaptive.graphs import GraphKey, GraphTable
 from ....core.contract.step import RoundShape
 from ....core.errors import ConfigError
@@ -400,6 +401,29 @@ class WeighsTheFirstTwice(AcceptanceEstimate):
         super().add([2 * count for count in counts] if is_first else counts)
 
 
+LOOKS = Defects("step-controller", make_goodput, ("adaptive", "gauges", "goodput"))
+
+
+@LOOKS.breaks("STEPS-10")
+class KeepsWhatWasFolded(AcceptanceEstimate):
+    """Results that a look has taken in wait for the next one, too."""
+
+    def fold(self, *arguments):
+        waiting = dict(self._pending)
+        changed = super().fold(*arguments)
+        self._pending.update(waiting)
+        return changed
+
+
+@LOOKS.breaks("STEPS-10")
+class CountsDraftingRoundsAlone(GoodputPolicy):
+    """A round without drafts is none: in plain decoding the time to the next probe stands still."""
+
+    def observe(self, counts, total, rows, batch_size, executed_steps):
+        if executed_steps:
+            super().observe(counts, total, rows, batch_size, executed_steps)
+
+
 BLOCKS = Defects("step-controller", make_fixed, ("multi_steps", "counters"))
 
 
@@ -411,4 +435,4 @@ class CountsABlockOnce(AdaptiveCounters):
         super().add(counts, correct, rows, proposed_per_row)
 
 
-OF_POLICIES = (PROBES, SETTLES, CONTROLLERS, READS, ESTIMATES, UNORDERED, BLOCKS)
+OF_POLICIES = (PROBES, SETTLES, CONTROLLERS, READS, ESTIMATES, UNORDERED, LOOKS, BLOCKS)
