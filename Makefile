@@ -99,8 +99,8 @@ release: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m pytest benchmarks -p no:xdist -o python_files='bench_*.py test_*.py' --benchmark-only
 
-# Every published measurement against the simulator: the tables of docs/evidence/accuracy.md. About ten minutes of two
-# cores; a stopped run goes on.
+# Every published measurement against the simulator: the tables of docs/evidence/accuracy.md. Nine minutes of two cores; a
+# stopped run goes on.
 accuracy: .venv/.measured
 	$(BIN)/python benchmarks/accuracy.py $(ACCURACY)
 	$(BIN)/python docs/refresh.py

@@ -1,9 +1,10 @@
 """Prints published parts of serving beside simulated ones, of which docs/evidence/accuracy.md tells what is wrong:
 
-    python benchmarks/parts.py         (the extra measured has two of its models)
+    python benchmarks/parts.py         (the extra measured has three of its models)
 
-the times of verify passes (verify_times.csv), the price of a draft that rests (resting_drafts.csv), and how far the
-slowest requests and gaps are from the mean under speculation (acceptance_tails.csv).
+the times of verify passes (verify_times.csv), the price of a draft that rests (resting_drafts.csv), how far the slowest
+requests and gaps are from the mean under speculation (acceptance_tails.csv), and what verify lengths for each row bring
+(adaptive_verification.csv).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ TAIL_STEPS = 3
 """Draft steps of acceptance_tails.csv. Assumption: as in other benchmarks of its author."""
 RESTING = {"1": {"candidate_steps": [0]}, "1000": {"candidate_steps": [3]}}
 """A schedule of steps that never drafts for fewer than 1,000 requests, whose draft is loaded nevertheless."""
+ADAPTIVE_LENGTH, ADAPTIVE_PROMPT, ADAPTIVE_GRAPHS = 3.4, 220, 1024
+"""Of adaptive_verification.csv, which does not say them (assumptions): the accept length with all drafts verified, the
+mean prompt of ShareGPT, and the largest captured pass (vLLM's announcement sets it for this model)."""
 
 
 def passes_table() -> Iterator[str]:
@@ -131,6 +135,47 @@ def tails_table() -> Iterator[str]:
             yield f"| {' | '.join(cells)} |"
 
 
+def adaptive_table() -> Iterator[str]:
+    """Yield a Markdown table of output tokens per second without drafts, with all of them verified, and with verify
+    lengths for each row: of the second over the first, and of the third over both."""
+    yield "| clients | fixed / none: published | simulated | adaptive / none | simulated | adaptive / fixed | simulated |"
+    yield "| --: | --: | --: | --: | --: | --: | --: |"
+    for row in read_rows("adaptive_verification.csv"):
+        clients, drafts = int(row["clients"]), {"algorithm": row["algorithm"], "steps": int(row["steps"])}
+        scenario: dict[str, Any] = {
+            "model": {"target": row["model"], "context_len": 8192},
+            "hardware": {
+                "gpu": row["gpu"],
+                "tensor_parallel": int(row["devices"]),
+                "server": row["server"],
+                "kernels": ROOFLINE,
+                "graph_sizes": [*GRAPHS[: GRAPHS.index(256)], *range(256, ADAPTIVE_GRAPHS + 1, 16)],
+            },
+            "workload": {
+                "concurrency": clients,
+                "num_requests": max(3 * clients, 64),
+                "prompt": {"mean": ADAPTIVE_PROMPT, "high": 2000},
+                "output": {"kind": "fixed", "value": int(row["output"])},
+            },
+        }
+        acceptance = {"acceptance": {"mean_length": ADAPTIVE_LENGTH}}
+        none, fixed, adaptive = (
+            run_scenario(scenario | each, {}).summary["output_throughput"]
+            for each in (
+                {"speculation": {"algorithm": "NONE"}},
+                {"speculation": drafts | {"policy": "fixed"}} | acceptance,
+                {"speculation": drafts | {"policy": "confidence"}} | acceptance,
+            )
+        )
+        published = [float(row[name]) for name in ("plain", "fixed", "adaptive")]
+        pairs = zip(_ratios(*published), _ratios(none, fixed, adaptive), strict=True)
+        yield f"| {clients} | " + " | ".join(f"{known:.2f} | {ours:.2f}" for known, ours in pairs) + " |"
+
+
+def _ratios(none: float, fixed: float, adaptive: float) -> tuple[float, float, float]:
+    return fixed / none, adaptive / none, adaptive / fixed
+
+
 if __name__ == "__main__":
-    for table in (passes_table, resting_table, tails_table):
+    for table in (passes_table, resting_table, tails_table, adaptive_table):
         print(f"\n{(table.__doc__ or '').splitlines()[0]}\n", *table(), sep="\n")

@@ -223,6 +223,8 @@ class RoundCost:
     def _decode_passes(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> list[Pass]:
         tokens, draft = self._pass_launch.tokens(batch_size, shape.nodes, num_tokens=num_verified), self._draft
         verify = self._target_pass(batch_size, shape.nodes, tokens, num_verified or batch_size * shape.nodes)
+        if num_verified is not None and tokens.is_captured:
+            verify = verify.times(self.efficiency.unequal_rows)
         return [
             *(() if draft is None else draft.of_steps(batch_size, shape)),
             verify,

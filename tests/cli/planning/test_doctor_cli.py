@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import statistics
+from pathlib import Path
 
 import pytest
+from foredraft.cli.planning.doctor import TREES_AND_CHAINS
 
 
 def test_a_round_is_printed_in_parts_that_sum_to_the_round(command):
@@ -111,3 +115,23 @@ def test_doctor_and_its_rounds_have_the_intervals_of_published_points(command):
         plain, drafts = (end / middle for end, middle in zip(lines[f"round, 80 % {side}"], lines["round"], strict=True))
         assert plain == pytest.approx(drafts, rel=1e-3)
     assert lines["round, 80 % from"][0] < lines["round, 80 % to"][0]
+
+
+def test_what_is_said_of_trees_is_what_was_published(command):
+    """Each pair is of one model, draft, text and number of requests."""
+    cases: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
+    with (Path(__file__).parents[3] / "benchmarks" / "published" / "rounds.csv").open() as lines:
+        for row in csv.DictReader(lines):
+            if row["server"].startswith("sglang") and row["algorithm"] == "EAGLE3":
+                key = tuple(row[name] for name in ("model", "draft", "text", "concurrency"))
+                cases.setdefault(key, ([], []))[int(row["topk"]) > 1].append(float(row["tokens_per_s"]))
+    ratios = [max(trees) / max(chains) for chains, trees in cases.values()]
+    least, middle, most = min(ratios), statistics.median(ratios), max(ratios)
+    assert (
+        f"gave {least:.2f} to {most:.2f} ×" in TREES_AND_CHAINS and f"{middle:.2f} × in the median" in TREES_AND_CHAINS
+    )
+    assert f"more in {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} cases" in TREES_AND_CHAINS
+    out = command("doctor", "--details", "--requests", "20").out
+    assert TREES_AND_CHAINS in " ".join(out.split())
+    other = command("doctor", "--details", "--requests", "20", "--set", "speculation.algorithm=NGRAM").out
+    assert "Trees: " not in other
