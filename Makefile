@@ -60,9 +60,11 @@ test: lint
 check: lint
 	$(BIN)/python -P -m pytest -n 2 --dist loadgroup -m 'not slow and not gpu and not readme and not browser'
 
-# What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes.
+# What README and the tutorial show: every command, block and output, in a fresh clone and environment of what is here. Minutes. Then the
+# servers that docs/serve.md shows, with their clients.
 readme: $(STAMP)
-	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/package/test_readme.py
+	$(BIN)/python -P -m pytest -p no:xdist -v --no-header -m readme tests/package/test_readme.py \
+		tests/serve/clients/test_shown_servers.py
 
 # mypy. As if on other versions of Python: make types PYTHON_VERSIONS="3.11 3.12 3.13 3.14"
 types: $(STAMP)
