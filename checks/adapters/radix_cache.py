@@ -10,21 +10,23 @@ import numpy as np
 from ...core.kv.radix import RadixCache
 from ...core.kv.radix_node import Keys, RadixNode, Slots
 from ...properties.prefix_cache.contract import PrefixCacheCapabilities, PrefixCacheConfig
+from ...properties.prefix_cache.events import CacheEvent
 
 
 class PublishedPages:
     """Keeps what a cache says of its pages, as the contract has it."""
 
-    def __init__(self, is_bigram: bool) -> None:
-        self.events: list[tuple[str, list[object], list[int], int, str]] = []
-        self.is_bigram = is_bigram
+    def __init__(self, is_bigram: bool, page_size: int) -> None:
+        self.events: list[CacheEvent] = []
+        self.is_bigram, self.page_size = is_bigram, page_size
 
     def stored(self, keys: Keys, slots: Slots, before: int | None, namespace: str) -> None:
         own = [(key >> 32 & 0xFFFFFFFF, key & 0xFFFFFFFF) if self.is_bigram else key for key in keys.tolist()]
-        self.events.append(("stored", own, slots.tolist(), -1 if before is None else before, namespace))
+        names = slots[:: self.page_size].tolist()
+        self.events.append(CacheEvent(True, names, parent=before, tokens=own, namespace=namespace))
 
     def removed(self, slots: Slots) -> None:
-        self.events.append(("removed", [], slots.tolist(), -1, ""))
+        self.events.append(CacheEvent(False, slots[:: self.page_size].tolist()))
 
 
 class RadixCacheAdapter:
@@ -36,7 +38,7 @@ class RadixCacheAdapter:
 
     def __init__(self, config: PrefixCacheConfig) -> None:
         self.cache: RadixCache = RadixCache(config.page_size, "bigram" if config.bigram else "token", config.policy)
-        self.published: PublishedPages = PublishedPages(config.bigram)
+        self.published: PublishedPages = PublishedPages(config.bigram, config.page_size)
         self.cache.listener = self.published
         self.lock = self.cache.lock
         self.unlock = self.cache.unlock
@@ -51,7 +53,7 @@ class RadixCacheAdapter:
         done = self.cache.insert(tokens, np.array(slots, dtype=np.int32), namespace)
         return done.node, done.canonical, done.duplicates
 
-    def events(self) -> list[tuple[str, list[object], list[int], int, str]]:
+    def events(self) -> list[CacheEvent]:
         events, self.published.events = self.published.events, []
         return events
 

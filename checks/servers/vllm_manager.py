@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from ...properties.block_manager.contract import STATE, BlockManagerConfig, CacheEvent
+from ...properties.block_manager.contract import STATE, BlockManagerConfig
 from ...properties.harness.contract import Adapter
+from ...properties.prefix_cache.events import CacheEvent
 from .release import Recorded
 from .vllm import cache_config, make_request, module_of
 

@@ -8,12 +8,13 @@ content is computed in the same step.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
+from ..prefix_cache.events import CacheEvent
 
 STATE = 1
 """The window of a group whose layers keep a state (Mamba, linear attention): each sees the newest token, and a state of
@@ -44,6 +45,11 @@ class BlockManagerConfig:
         if self.windows[group] == STATE:
             return -(-num_tokens // self.page_size) + self.lookahead
         return -(-(num_tokens + self.lookahead) // self.page_size)
+
+    def pages_to_enter(self, group: int, num_tokens: int) -> int:
+        """Return the most pages that a request of so many positions takes when it enters."""
+        pages = self.pages_to(group, num_tokens)
+        return min(pages, 2 + self.lookahead) if self.windows[group] == STATE else pages
 
     @classmethod
     def draw(cls, choose: Choices, has: BlockManagerCapabilities) -> BlockManagerConfig:
@@ -87,22 +93,6 @@ class BlockManagerCapabilities(Capabilities):
     FOUNDATIONS: ClassVar = dict.fromkeys(
         ("namespaces", "events", "lru", "drops_last_page", "rewrites_shared", "evicts_when_refused"), ("caching",)
     )
-
-
-class CacheEvent(NamedTuple):
-    """Pages of one text that entered the cache, one behind the other, or pages that left it.
-
-    `names`: one for each page, which stands for the group, the namespace and the text up to the page's end. Equal pages
-    have equal names, and each of them enters and leaves by itself. Of a group with states one page enters, if any: that
-    of the state after the last of the tokens; its parent may be a page of another group.
-    """
-
-    is_stored: bool
-    names: Sequence[Hashable]
-    group: int = 0
-    parent: Hashable | None = None  # the name of the page before them; None: they begin the text
-    tokens: Sequence[int] = ()  # of the pages that entered
-    namespace: str = ""  # of a text that they begin
 
 
 class BlockManager(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .contract import STATE, BlockManagerConfig, CacheEvent
+from ..prefix_cache.events import CacheAccount
+from .contract import STATE, BlockManagerConfig
 
-Cell = tuple[int, str, tuple[int, ...]]
-"""What stands in a slot: the group of layers, the namespace, and the text up to the slot's token.
+Text = tuple[str, tuple[int, ...]]
+"""A namespace and tokens."""
+
+Cell = tuple[int, Text]
+"""What stands in a slot: the group of layers, and the text up to the slot's token.
 
 All slots of a page with a state hold the text that the state has seen."""
 
@@ -31,53 +34,45 @@ class ManagedRequest:
     tables: Tables = ()
 
     def cell(self, group: int, position: int) -> Cell:
-        return group, self.namespace, tuple(self.tokens[: position + 1])
+        return group, (self.namespace, tuple(self.tokens[: position + 1]))
 
     def seen_from(self, window: int) -> int:
         """Return the first position that the attention of this step sees, or of the next one."""
         return max(self.start - window + 1, 0) if window else 0
 
+    def missing(self, config: BlockManagerConfig, group: int, num_tokens: int) -> int:
+        """Return the pages that a table lacks for so many positions more."""
+        have = len(self.tables[group]) // config.page_size
+        missing = max(config.pages_to(group, self.computed + num_tokens) - have, 0)
+        return min(missing, 1) if config.windows[group] == STATE else missing
 
-@dataclass(slots=True)
-class CacheAccount:
-    """What is cached according to the events.
 
-    `texts`: the namespace and the text for which the name of a page stands, also of pages that have left; `copies`: how
-    many pages hold a text, by the cell of their last slot.
-    """
+def account_of(config: BlockManagerConfig) -> CacheAccount:
+    """Return an empty account of the pages of all groups, whose names stand for texts."""
+    states = [group for group, window in enumerate(config.windows) if window == STATE]
+    return CacheAccount(config.page_size, lambda namespace: (namespace, ()), _extended, states, len(config.windows))
 
-    texts: dict[Hashable, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    copies: Counter[Cell] = field(default_factory=Counter)
 
-    def take(self, event: CacheEvent, config: BlockManagerConfig) -> str:
-        """Book an event. Returns why it is wrong, or ""."""
-        group, names, tokens = event.group, list(event.names), tuple(event.tokens)
-        if not 0 <= group < len(config.windows):
-            return f"there is no group {group}"
-        if not event.is_stored:
-            return next((wrong for name in names if (wrong := self._remove(group, name))), "")
-        size, has_states = config.page_size, config.windows[group] == STATE
-        if len(tokens) % size or (len(names) > 1 if has_states else len(tokens) != len(names) * size):
-            return f"{len(names)} pages with {len(tokens)} tokens entered the cache"
-        namespace, text = event.namespace, tuple[int, ...]()
-        if event.parent is not None and names:
-            if event.parent not in self.texts:
-                return f"pages entered the cache behind {event.parent}, which never did"
-            namespace, text = self.texts[event.parent]
-        size = len(tokens) if has_states else size
-        for number, name in enumerate(names):
-            text += tokens[number * size : (number + 1) * size]
-            known = self.texts.setdefault(name, (namespace, text))
-            if known != (namespace, text):
-                return f"the name {name} stands for {known}, then for {(namespace, text)}"
-            self.copies[group, namespace, text] += 1
-        return ""
+def _extended(text: Text, tokens: Sequence[int]) -> Text:
+    return text[0], (*text[1], *tokens)
 
-    def _remove(self, group: int, name: Hashable) -> str:
-        if name not in self.texts or not self.copies[cell := (group, *self.texts[name])]:
-            return f"the page {name} left the cache, in which it was not"
-        self.copies[cell] -= 1
-        return ""
+
+def longest_start(
+    config: BlockManagerConfig, tokens: Sequence[int], namespace: str, cached: Container[Cell], dropped: int
+) -> int:
+    """Return the positions that a manager must find: the most of which every group has what it sees. `cached` has the
+    last cells of pages; of a match `dropped` positions are left out."""
+    size = config.page_size
+
+    def is_seen(group: int, window: int, length: int) -> bool:
+        if window == STATE:
+            return length == dropped or (group, (namespace, tuple(tokens[: length - dropped]))) in cached
+        first = max(length - (window - 1 + dropped), 0) // size * size if window else 0
+        ends = range(first + size, length + 1, size)
+        return all((group, (namespace, tuple(tokens[:end]))) in cached for end in ends)
+
+    lengths = range((len(tokens) - 1) // size * size, 0, -size)
+    return next((n for n in lengths if all(is_seen(group, w, n) for group, w in enumerate(config.windows))), 0)
 
 
 class PassedOver(NamedTuple):
@@ -125,6 +120,7 @@ class BlockManagerMoment:
     """One operation and its effects, as the checkers see them."""
 
     config: BlockManagerConfig
+    account: CacheAccount
     operation: object = "make"
     running: dict[str, ManagedRequest] = field(default_factory=dict)
     memory: dict[int, Cell | None] = field(default_factory=dict)  # None: a draft
@@ -136,7 +132,6 @@ class BlockManagerMoment:
     written: frozenset[int] = frozenset()  # slots that the operation's request writes
     before: tuple[int, dict[str, Tables]] = (0, {})  # free pages, tables by request
     after: tuple[int, dict[str, Tables]] = (0, {})
-    account: CacheAccount = field(default_factory=CacheAccount)
     wrong_event: str = ""
     announced: int = 0  # the length that can be found according to the events before this operation
     unannounced: Cell | None = None  # the end of a page that was found, and was not cached according to them
@@ -169,8 +164,18 @@ class BlockManagerMoment:
 
     def num_pages_with(self, end: Cell) -> int:
         """Count the pages whose slots hold the text up to `end`, each its part of it."""
-        size, (group, namespace, text) = self.config.page_size, end
+        size, (group, (namespace, text)) = self.config.page_size, end
         has_states = self.config.windows[group] == STATE
-        cells = [(group, namespace, text[: len(text) - back * (not has_states)]) for back in range(size)]
+        cells = [(group, (namespace, text[: len(text) - back * (not has_states)])) for back in range(size)]
         lasts = (slot for slot, cell in self.memory.items() if cell == end)
         return sum(all(self.memory.get(slot - back) == cell for back, cell in enumerate(cells)) for slot in lasts)
+
+    def first_unannounced(self, running: ManagedRequest, length: int) -> Cell | None:
+        """Return the end of the first page in a match that is not cached by the events; None if all are."""
+        ends = range(self.config.page_size, length + 1, self.config.page_size)
+        for group, slots in enumerate(running.tables):
+            for end in ends:
+                cell = running.cell(group, end - 1)
+                if slots[end - 1] >= 0 and not self.account.copies[cell]:
+                    return cell
+        return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .contract import STATE, BlockManagerCapabilities, BlockManagerConfig, CacheEvent
+from ..prefix_cache.events import CacheEvent
+from .contract import STATE, BlockManagerCapabilities, BlockManagerConfig
 
 Key = tuple[int, str, tuple[int, ...]]
 

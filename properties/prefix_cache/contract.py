@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from ..allocator.groups import UnitGroup, UnitTable, draw_unit_groups, unit_groups
 from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
+from .events import CacheEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,9 @@ class PrefixCache(Protocol):
         its parent is −1."""
 
     @needs("events")
-    def events(self) -> Sequence[tuple[str, Sequence[object], Sequence[int], int, str]]:
-        """Return what entered and left since the last call, in order: ("stored", keys, slots, before, namespace) of
-        whole pages under one prefix, or ("removed", (), slots, -1, ""). A key is a token, or a pair of tokens.
-        `before`: the first slot of the page before them, −1 at the begin of a prefix."""
+    def events(self) -> Sequence[CacheEvent]:
+        """Return what entered and left since the last call, in this order. The name of a page is its first slot; its
+        tokens are its keys, each a token, or a pair of tokens."""
 
     @needs("host")
     def in_host(self, tokens: Sequence[int], namespace: str) -> int:

@@ -10,62 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple
 
 from ..allocator.groups import UnitGroup
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
+from .events import CacheAccount
+from .texts import Text, cell, extended
 from .units import CachedUnits
-
-LARGE_TOKEN = 2**16 + 1
-HUGE_TOKEN = 2**31 + 1
-"""Token ids that become 1 if an implementation cuts them to 16, or to 31 bits."""
-
-NUM_KINDS = 5
-HUGE_KIND = 4
-
-
-def page_of(kind: int, page_size: int) -> tuple[int, ...]:
-    """Return the tokens of a page of this kind, ones but for one token: none is different in kind 0, the last in kind
-    1, the first in kind 2. In kinds 3 and 4 the last is a number that becomes 1 when it is cut to 16 or 31 bits."""
-    ones = (1,) * (page_size - 1)
-    return ((*ones, 1), (*ones, 2), (3, *ones), (*ones, LARGE_TOKEN), (*ones, HUGE_TOKEN))[kind % NUM_KINDS]
-
-
-class Text(NamedTuple):
-    """Token ids, and a cell for each position that has a key:
-    two cells are equal if and only if namespace and all keys up to there are."""
-
-    tokens: tuple[int, ...]
-    namespace: str
-    cells: tuple[int, ...]
-
-
-_CELLS: dict[tuple[int, object], int] = {}
-_TEXTS: dict[tuple[object, ...], Text] = {}
-_KEPT_TEXTS = 20_000
-
-
-def text_of(pages: tuple[int, ...], extra: int, namespace: str, page_size: int, bigram: bool) -> Text:
-    """Return the text that an operation describes."""
-    known = (pages, extra, namespace, page_size, bigram)
-    text = _TEXTS.get(known)
-    if text is None:
-        tokens = [token for kind in pages for token in page_of(kind, page_size)]
-        tokens = (*tokens, *[1] * extra) if extra >= 0 else tuple(tokens[:extra])
-        keys = pairwise(tokens) if bigram else tokens
-        cell, cells = _cell(0, namespace), []
-        for key in keys:
-            cell = _cell(cell, key)
-            cells.append(cell)
-        if len(_TEXTS) >= _KEPT_TEXTS:
-            _TEXTS.clear()
-        text = _TEXTS[known] = Text(tokens, namespace, tuple(cells))
-    return text
-
-
-def _cell(before: int, key: object) -> int:
-    return _CELLS.setdefault((before, key), len(_CELLS) + 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +77,7 @@ class PrefixCacheModel:
         self.tree: dict[int, CachedPage] = {}  # cell -> page
         self.matches: dict[str, Remembered] = {}
         self.running: dict[str, RunningRequest] = {}
-        self.published: dict[int, int] = {}  # page -> cell, by the events of the cache alone
+        self.account = CacheAccount(page_size, lambda namespace: cell(0, namespace), extended, names_are_pages=True)
         self.host = HostUses(0, page_size)
         self.ever_evicted: set[int] = set()  # cells of pages that were cached once and then evicted
         self.clock = 0
@@ -149,53 +100,30 @@ class PrefixCacheModel:
             path.append(page)
         return tuple(path)
 
-    def use(self, path: Path, hit: bool) -> None:
+    def use(self, path: Iterable[CachedPage], hit: bool) -> None:
         """Note that a match (`hit`) or an insertion passes through a path."""
         self.clock += 1
         for page in path:
             page.used = self.clock
             page.hits += hit
 
-    def add(self, text: Text, path: Path, pages: Sequence[int]) -> Path:
-        """Cache more pages of a text, behind `path`."""
-        grown = list(path)
-        for page in pages:
-            cell = text.cells[(len(grown) + 1) * self.page_size - 1]
-            parent = grown[-1] if grown else None
-            grown.append(CachedPage(cell, text.namespace, page, parent, self.clock, self.clock))
-            self.tree[cell] = grown[-1]
-        return tuple(grown)
+    def cache(self, text: Text, table: list[int], num_positions: int) -> Path:
+        """Cache the first positions of a table, and let it begin with the pages of that path."""
+        path = list(self.path_of(text, num_positions))
+        self.use(path, hit=False)
+        for page in table[len(path) : num_positions // self.page_size]:
+            cell = text.cells[(len(path) + 1) * self.page_size - 1]
+            parent = path[-1] if path else None
+            path.append(CachedPage(cell, text.namespace, page, parent, self.clock, self.clock))
+            self.tree[cell] = path[-1]
+        table[: len(path)] = [cached.page for cached in path]
+        return tuple(path)
 
     def remove(self, pages: Iterable[int]) -> None:
         gone = set(pages)
         for cached in [cached for cached in self.tree.values() if cached.page in gone]:
             del self.tree[cached.cell]
             self.ever_evicted.add(cached.cell)
-
-    def hear(self, events: Iterable[ToldEvent]) -> str | None:
-        """Keep an account of the pages by the cache's events. Returns the first that cannot be; None if all may be."""
-        for event in events:
-            pages = [slot // self.page_size for slot in event.slots[:: self.page_size]]
-            if slots_of(pages, self.page_size) != event.slots:
-                return f"the slots {list(event.slots)} are no whole pages"
-            if event.kind == "removed":
-                if any(self.published.pop(page, None) is None for page in pages):
-                    return f"pages {pages} leave, and not all of them have entered"
-                continue
-            cell = _cell(0, event.namespace)
-            if event.before >= 0:
-                if event.before % self.page_size or event.before // self.page_size not in self.published:
-                    return f"pages {pages} enter behind slot {event.before}, which is not the first of a cached page"
-                cell = self.published[event.before // self.page_size]
-            if len(event.keys) != len(event.slots):
-                return f"pages {pages} enter with {len(event.keys)} keys"
-            for number, page in enumerate(pages):
-                for key in event.keys[number * self.page_size : (number + 1) * self.page_size]:
-                    cell = _cell(cell, key)
-                if page in self.published:
-                    return f"page {page} enters, and has not left"
-                self.published[page] = cell
-        return None
 
     def compute(self, text: Text, table: Sequence[int], first: int) -> None:
         """Write the positions of a text from page number `first` on."""
@@ -262,16 +190,6 @@ class Node(NamedTuple):
     children: tuple[int, ...]
 
 
-class ToldEvent(NamedTuple):
-    """What a cache says of some pages; see `contract.py`."""
-
-    kind: str
-    keys: tuple[object, ...]
-    slots: tuple[int, ...]
-    before: int
-    namespace: str
-
-
 class Hosted(NamedTuple):
     """What host memory has of a text: `length` positions at its front, of which it must have `least`."""
 
@@ -314,8 +232,8 @@ class HostUses:
 
     def least(self, text: Text) -> int:
         """Return how many pages at the front of a text must be there."""
-        for number, cell in enumerate(cells := self.cells(text)):
-            used = self._used.get(cell)
+        for number, end in enumerate(cells := self.cells(text)):
+            used = self._used.get(end)
             if used is None or sum(at >= used for at in self._may_be_used.values()) > self._num_pages:
                 return number
         return len(cells)
@@ -387,7 +305,7 @@ class PrefixCacheMoment:
     refusal: str | None = None
     wrong: tuple[str, int, int | None] | None = None  # (request, position, slot) of the first slot with other content
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # request -> slots of its table
-    told_wrong: str | None = None  # what the cache's events cannot say
+    told_wrong: str = ""  # what the cache's events cannot say
     hosted: tuple[Hosted, ...] = ()
     # With groups of layers: the request that has just started or handed over pages, and the cells of these
     entered: RunningRequest | None = None
@@ -400,3 +318,21 @@ class PrefixCacheMoment:
 
     def cached_pages(self) -> list[int]:
         return [cached.page for cached in self.model.tree.values()]
+
+    def note_match(self, text: Text, slots: tuple[int, ...], num_positions: int | None = None) -> Path:
+        """Note what the cache has found, and return what is cached."""
+        path = self.model.match_of(text, num_positions)
+        self.model.use(path, hit=True)
+        self.matches.append(Matched(text, len(slots), slots, path, tuple(map(self.model.memory.get, slots))))
+        return path
+
+    def note_eviction(self, asked: int | None, slots: tuple[int, ...], pages: list[int]) -> Evicted:
+        """Note what was evicted, and what should have been; the model loses these pages."""
+        model = self.model
+        locked = frozenset(model.locks())
+        cached = frozenset(self.cached_pages())
+        evictable = (len(cached) - len(locked & cached)) * self.config.page_size
+        order = tuple(model.evicted_next(len(pages))) if self.capabilities.lru else ()
+        self.evicted = Evicted(asked, evictable, slots, cached, locked, order)
+        model.remove(pages)
+        return self.evicted

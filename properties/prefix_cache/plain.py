@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from .contract import PrefixCacheCapabilities, PrefixCacheConfig
+from .events import CacheEvent
 
 EVERYTHING = replace(PrefixCacheCapabilities.all(), table=False, host=False, groups=False)
 
@@ -44,7 +45,7 @@ class PlainPrefixCache:
         self.config = config
         self.page_size = config.page_size
         self.buckets: dict[int, list[Block]] = {}
-        self.pending: list[tuple[str, Sequence[Any], Sequence[int], int, str]] = []
+        self.pending: list[CacheEvent] = []
         self.num_made = 0
         self.clock = 0
 
@@ -121,7 +122,8 @@ class PlainPrefixCache:
         self.num_made += 1
         parent = path[-1] if path else None
         block = Block(self.num_made, parent, namespace, keys, list(slots), self.clock, self.clock)
-        self.pending.append(("stored", keys, block.slots, parent.slots[0] if parent else -1, namespace))
+        before = parent.slots[0] if parent else None
+        self.pending.append(CacheEvent(True, block.slots[:1], parent=before, tokens=keys, namespace=namespace))
         self.buckets.setdefault(self.bucket(parent, namespace, keys), []).append(block)
         return block
 
@@ -158,7 +160,7 @@ class PlainPrefixCache:
                 break
             first = min(leaves, key=self.priority)
             self.remove(first)
-            self.pending.append(("removed", (), first.slots, -1, ""))
+            self.pending.append(CacheEvent(False, first.slots[:1]))
             freed += first.slots
         return freed
 
@@ -171,7 +173,7 @@ class PlainPrefixCache:
     def num_protected(self) -> int:
         return sum(len(block.slots) for block in self.blocks() if block.locks)
 
-    def events(self) -> list[tuple[str, Sequence[Any], Sequence[int], int, str]]:
+    def events(self) -> list[CacheEvent]:
         events, self.pending = self.pending, []
         return events
 

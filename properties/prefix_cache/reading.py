@@ -6,7 +6,9 @@ from typing import Any
 
 from ..allocator.groups import UnitTable
 from ..harness.trial import Trial
-from .model import Hosted, Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation, Text, ToldEvent
+from .events import CacheEvent
+from .model import Hosted, Node, PrefixCacheModel, PrefixCacheMoment, PrefixCacheObservation
+from .texts import Text
 from .units import SeenUnits
 
 
@@ -21,7 +23,7 @@ def observe(trial: Trial, model: PrefixCacheModel) -> None:
     free = trial.integers(trial.must(subject.free_slots), "free_slots()") if has.table else None
     m.after = PrefixCacheObservation(num_evictable, num_protected, nodes, free)
     if has.events:
-        m.told_wrong = model.hear(read_events(trial))
+        m.told_wrong = next(filter(None, map(model.account.take, read_events(trial))), "")
     m.locks = model.locks()
     if trial.config.groups:
         cells = {cached.page: cell for cell, cached in model.tree.items()}
@@ -69,19 +71,11 @@ def read_nodes(trial: Trial) -> tuple[Node, ...]:
     return tuple(found)
 
 
-def read_events(trial: Trial) -> list[ToldEvent]:
+def read_events(trial: Trial) -> list[CacheEvent]:
     """Ask for what the cache says that has entered and left."""
-    events = []
-    for item in trial.must(trial.subject.events):
-        kind, keys, slots, before, namespace = trial.sequence(
-            item, "an event", "(kind, keys, slots, before, namespace)", 5
-        )
-        if kind not in ("stored", "removed"):
-            raise trial.misbehaviour("TYPE", f"an event of the kind {kind!r}", '"stored" or "removed"')
-        keys = tuple(tuple(key) if isinstance(key, list) else key for key in trial.sequence(keys, "keys of an event"))
-        slots, before = trial.integers(slots, "slots of an event"), trial.integer(before, "the slot before")
-        events.append(ToldEvent(kind, keys, slots, before, namespace))
-    return events
+    found = [CacheEvent(*event) for event in trial.sequence(trial.must(trial.subject.events), "events()")]
+    keys = ([tuple(key) if isinstance(key, list) else key for key in event.tokens] for event in found)
+    return [event._replace(tokens=each) for event, each in zip(found, keys, strict=True)]
 
 
 def read_slots(trial: Trial, request: str) -> tuple[int, ...]:

@@ -6,8 +6,9 @@ from foredraft.properties.conformance import check, check_prefix_cache
 from foredraft.properties.harness.operation import simpler
 from foredraft.properties.prefix_cache import plain
 from foredraft.properties.prefix_cache.contract import PrefixCacheConfig
-from foredraft.properties.prefix_cache.model import HostUses, text_of
+from foredraft.properties.prefix_cache.model import HostUses
 from foredraft.properties.prefix_cache.plain import EVERYTHING, PlainPrefixCache
+from foredraft.properties.prefix_cache.texts import text_of
 from foredraft.properties.prefix_cache.trial import PrefixCacheTrial as Do
 from foredraft.properties.suites import suite_of
 
@@ -77,12 +78,13 @@ class RefusesToUnlock(PlainPrefixCache):
 
 class TellsTheSlotBefore(PlainPrefixCache):
     def events(self):
-        return [(*told[:3], told[3] + self.page_size - 1, told[4]) for told in super().events()]
+        last = self.page_size - 1
+        return [told._replace(parent=told.parent and told.parent + last) for told in super().events()]
 
 
 class TellsNoEviction(PlainPrefixCache):
     def events(self):
-        return [told for told in super().events() if told[0] == "stored"]
+        return [told for told in super().events() if told.is_stored]
 
 
 class LosesCopies(prefix_store.PrefixStoreAdapter):
@@ -98,7 +100,7 @@ class KeepsAbsentCopies(prefix_store.PrefixStoreAdapter):
 @pytest.mark.parametrize(
     ("kind", "id", "words"),
     [
-        (TellsTheSlotBefore, "RADIX-05", "which is not the first of a cached page"),
+        (TellsTheSlotBefore, "RADIX-05", "which is none"),
         (TellsNoEviction, "RADIX-05", "are not, or hold another text"),
         (LosesCopies, "RADIX-05", "are among its latest pages"),
         (KeepsAbsentCopies, "RADIX-05", "host memory has"),
