@@ -1,21 +1,18 @@
 """Hypothesis over the operations of a contract."""
 
 import pytest
-from bad_allocators import Exact, Hangs, ListAllocator
-from foredraft.checks.adapters import kv_allocator
+from bad_allocators import Hangs, ListAllocator
 from foredraft.checks.registry import contracts, mutants_of
+from foredraft.properties.engine.plain import PlainEngine
 from foredraft.properties.harness.catalogue import CATALOGUE
-from foredraft.properties.harness.contract import Adapter
 from foredraft.properties.harness.invariants import of_contract
-from foredraft.properties.harness.machines import SETTINGS, configs, histories, machine, operations
+from foredraft.properties.harness.machines import SETTINGS, machine
 from foredraft.properties.harness.trial import Violation
 from foredraft.properties.suites import suite_of
-from hypothesis import HealthCheck, find, given, settings
+from hypothesis import settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
-CAPABILITIES = kv_allocator.make.capabilities
-QUIET = settings(deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True)
 IN_TESTS = settings(SETTINGS, database=None, derandomize=True, max_examples=100)
 
 
@@ -84,37 +81,10 @@ def test_a_component_that_hangs_is_stopped(monkeypatch):
 
 
 def test_a_component_is_made_from_supported_configurations_alone():
-    def supports(config):
-        return config.page_size == 16 and config.candidates == (0,) and config.prefix_cache
+    def make(config):
+        assert make.supports(config), config
+        return PlainEngine(config)
 
-    capabilities = ENGINE.capabilities.of(["slots", "prefix_cache"])
-    plainest = find(configs(ENGINE, capabilities, supports), lambda config: True, settings=QUIET)
-    assert supports(plainest)
-    assert find(configs(ENGINE, capabilities, supports), lambda config: config.num_pages > 8, settings=QUIET)
-
-
-@pytest.mark.fast("allocator", "relay", ci="*")
-@pytest.mark.parametrize("contract", ["allocator", "relay", "accept", "engine"])
-def test_configurations_shrink_to_the_plainest(contract):
-    suite = suite_of(contract)
-    component = suite.component(Adapter(None, suite.capabilities.all(), None))
-    tried = []
-    found = find(configs(suite, component.capabilities), lambda config: tried.append(config) or True, settings=QUIET)
-    # Hypothesis tries the plainest one first; what it has nothing to shrink of, it need not run again.
-    assert component.configure(lambda values: values[0]) in (found, tried[0])
-
-
-def test_operations_shrink_to_the_plainest():
-    config = ALLOCATOR.component(Exact).configure(lambda values: values[-1])
-    drawn = operations(ALLOCATOR, config, CAPABILITIES)
-    asks = find(
-        drawn, lambda one: one.tag == "alloc" and one.num_slots > 1, settings=settings(QUIET, max_examples=2_000)
-    )
-    assert asks.holder == "a"
-
-
-@given(histories(ALLOCATOR, CAPABILITIES))
-@settings(QUIET, max_examples=40)
-def test_histories_as_values(history):
-    config, drawn = history
-    ALLOCATOR.component(kv_allocator.make).execute(config, drawn, twice=True)
+    make.supports = lambda config: config.page_size == 16 and config.candidates == (0,)
+    drawn = settings(IN_TESTS, max_examples=20, stateful_step_count=5)
+    run_state_machine_as_test(machine(ENGINE, make, ["slots"]), settings=drawn)

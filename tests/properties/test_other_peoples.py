@@ -13,12 +13,10 @@ from foredraft.properties.engine.plain import PlainEngine
 from foredraft.properties.engine.trial import EngineTrial
 from foredraft.properties.harness.importing import load_make
 from foredraft.properties.harness.invariants import Finding, clauses_of, collected, invariant
-from foredraft.properties.harness.machines import configs
 from foredraft.properties.harness.shrink import control_of
 from foredraft.properties.harness.swarm import Budget, Swarm
 from foredraft.properties.prefix_cache.plain import PlainPrefixCache
 from foredraft.properties.suites import suite_of
-from hypothesis import given
 
 ALLOCATOR, ENGINE = suite_of("allocator"), suite_of("engine")
 
@@ -182,11 +180,6 @@ def test_a_case_stays_within_what_is_supported():
 
     (failure,) = check(ENGINE, Wrong, budget=2_000, supports=supports).failures
     assert supports(failure.case.config) and failure.id not in ("RAISES", "CAPABILITY")
-
-
-@given(configs(suite_of("engine"), PlainEngine.capabilities, supports))
-def test_hypothesis_draws_supported_ones_too(config):
-    assert supports(config)
 
 
 def test_nothing_supported_is_bad_input():
