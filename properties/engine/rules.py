@@ -210,9 +210,8 @@ def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
     decoding = [life for life in running if life not in in_progress and not life.leaving and life not in m.retracted]
     is_shared = config.mixed and m.flight is not None  # a step has prompts and rounds
     verified = sum(config.nodes(row.drafts) for row in m.flight.rows) if is_shared else 0
-    # What fits by its cached prefix alone may enter at once.
     room = m.before.room(config) - room_to_enter_beside(config, len(running))
-    may_wait = bool(lengths and decoding) and not in_progress and (not config.prefix_cache or room >= max(lengths))
+    may_wait = bool(lengths and decoding) and not in_progress
     if may_wait and m.admitted and before < most and verified + sum(lengths) < config.enough_tokens:
         m.should_wait = (
             f"{verified} tokens are verified and {sum(lengths)} wait; newcomers have waited for {before} plans"

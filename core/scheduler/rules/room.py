@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
@@ -92,16 +93,22 @@ class Room:
         return self.store.num_in_host(known, record.request.namespace, num_cached)
 
     def tokens_that_fit(self, budget: int, num_decoding: int, enough: float) -> int:
-        """Return the tokens of the waiting requests that could enter together, counted up to `enough`."""
-        free = self.store.available_slots - self.to_leave(num_decoding) + self.requests.rounds.num_ahead
-        num_tokens = 0
-        for num_rows, record in enumerate(self.requests.waiting):
-            length = record.prompt_len + record.emitted_before
-            free -= self._slots_to_find(self._length_to_find(record, 0, budget), 0)
-            has_room = free >= 0 and num_rows < self.store.table.num_free_rows
-            if not has_room or num_tokens >= enough or (num_rows and num_tokens + length > budget):
-                break
-            num_tokens += length
+        """Return the tokens of the waiting requests that could enter together, cached ones included, counted up to
+        `enough`."""
+        to_leave = self.to_leave(num_decoding) - self.requests.rounds.num_ahead
+        num_tokens = num_computed = num_slots = 0
+        with ExitStack() as locked:
+            for num_rows, record in enumerate(self.requests.waiting):
+                if num_tokens >= enough or num_rows >= self.store.table.num_free_rows:
+                    break
+                entrance = self.measure(record, budget, num_decoding)
+                locked.enter_context(self.store.locked(entrance.prefix))
+                length = record.prompt_len + record.emitted_before
+                num_slots += entrance.num_slots
+                num_computed += length - entrance.num_loaded - (entrance.prefix.length if entrance.prefix else 0)
+                if num_slots + to_leave > self.store.available_slots or (num_rows and num_computed > budget):
+                    break
+                num_tokens += length
         return num_tokens
 
     def _length_to_find(self, record: RequestRecord, num_known: int, budget: int, padding: int = 0) -> int:

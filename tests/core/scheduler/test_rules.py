@@ -334,6 +334,24 @@ def test_a_newcomer_that_does_not_fit_does_not_wait_for_others():
     assert plans_until(engine, executor, "b") == 0
 
 
+@pytest.mark.parametrize("num_pages", [18, 26, 34])
+def test_a_newcomer_waits_also_if_it_fits_by_its_cached_prefix_alone(num_pages):
+    """Of its 12 tokens the cache has 11; beside the 15 slots of the first there are 3, 11 or 19."""
+    engine, executor = make(
+        algorithm="NONE",
+        steps=0,
+        overlap=False,
+        num_pages=num_pages,
+        context_len=32,
+        rules=OurRules(watermark=0.0, batch_wait_rounds=3, batch_wait_tokens=1.0),
+    )
+    engine.submit(ask("a", prompt_len=12, max_tokens=12), 0)
+    turn(engine, executor)
+    turn(engine, executor)
+    engine.submit(ask("b", prompt_len=12, max_tokens=2), 0)
+    assert plans_until(engine, executor, "b") == 3
+
+
 def test_who_waits_for_others_does_not_take_a_row_of_others():
     with pytest.raises(ConfigError, match="batch_wait_rounds: contradicts preempt"):
         make(rules=OurRules(batch_wait_rounds=3), preempt=True)
