@@ -306,11 +306,8 @@ class RoundCost:
         fraction = self.draft.verify_share if self.draft is not None else 0.0
         if not steps or not fraction:
             return []
-        share = {
-            name: Line(fraction * line.base_ns, fraction * line.slope_ns, fraction * line.window_slope_ns)
-            for name, line in verify.parts.items()
-        }
-        total = Line(*(sum(getattr(line, item) for line in share.values()) for item in Line.__slots__))
+        share = [Line(*(fraction * value for value in line)) for line in verify.parts.values()]
+        total = Line(*map(sum, zip(*share, strict=True)))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
     def _rider(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> _Rider:

@@ -32,6 +32,7 @@ class MeasuredForward(ForwardCost):
     def __init__(self, roofline: ForwardCost, tables: KernelTables) -> None:
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
         self.tables = tables
+        self.knee = KNEE
         self._roofline = roofline
         self._limits = PhysicalLimits(self.shape, self.gpu, self.parallel)
         self._has_mixers = bool(tables.verify.size)  # the products around plain attention are in the layers
@@ -51,10 +52,6 @@ class MeasuredForward(ForwardCost):
     def about_prices(self) -> str:
         """The words after the times in a report: the share that was measured."""
         return f" ({self.tables.measured_share:.0%} of a decode pass measured, the rest estimated by the database)"
-
-    @property
-    def knee(self) -> int:
-        return KNEE
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         source = self.tables.source

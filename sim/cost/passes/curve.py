@@ -31,8 +31,7 @@ class TimeOverflow(ForedraftError):
     """The time of a pass exceeds 64 bits, so a parameter must be wrong (often the unit of a calibration)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """Time that is linear in KV tokens: `base_ns + slope_ns · kv + window_slope_ns · min(kv, rows · window)`."""
 
     base_ns: float

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from statistics import NormalDist
+from typing import NamedTuple
 
 from ....core.model_shape import Attention, Cache, Experts, Mlp, ModelShape, Product, Recurrence
 from ....core.model_shape.layers import Mixer
@@ -28,6 +29,24 @@ _TOKEN_QUANTUM = 16
 _SCAN_CHUNK = 64
 
 _RATE_OF = {"mxfp8": "fp8"}  # formats that are multiplied at another's rate
+
+
+class _PromptCache(NamedTuple):
+    """What the attention of a prompt asks of the caches of some layers, over these layers."""
+
+    layers: int
+    reach: int | None
+    tokens_per_entry: int
+    pair_flops: float  # of a query and a key, over all heads
+    token_bytes: float
+    query_heads: int
+
+    @classmethod
+    def of(cls, cache: Cache, layers: int, token_bytes: float) -> _PromptCache:
+        """Return it for `layers` layers with such a cache, of `token_bytes` a token in one layer."""
+        dims, query_heads = cache.prompt_dims or cache.key_dim + cache.value_dim, cache.heads * cache.queries
+        flops = 2.0 * query_heads * dims * layers
+        return cls(layers, cache.reach, cache.tokens_per_entry, flops, layers * token_bytes, query_heads)
 
 
 class ForwardCost:
@@ -54,6 +73,15 @@ class ForwardCost:
         self.tp: int = parallel.tensor
         self.qkv_inputs = qkv_inputs
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
+        # Collectives of a pass: one for each mixer and each MLP.
+        self.collectives: int = sum(count for _, count in (*shape.mixers, *shape.mlps))
+        # The context per row at which the lines of `decode_attention` bend: where windows are full.
+        self.knee: int = shape.reach or 0
+        self._has_experts = bool(shape.moe_layers)
+        self._recurrences = tuple((mixer, count) for mixer, count in shape.mixers if isinstance(mixer, Recurrence))
+        self._prompt_caches = tuple(
+            _PromptCache.of(cache, count, shape.cache_bytes(cache)) for cache, count in self.caches
+        )
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
@@ -118,7 +146,7 @@ class ForwardCost:
                 routing = ExpertRouting(
                     *(math.ceil(amount / _TOKEN_QUANTUM) * _TOKEN_QUANTUM for amount in routing[:2])
                 )
-        key = tokens if routing is None or not self.shape.moe_layers else (tokens, routing)
+        key = tokens if routing is None or not self._has_experts else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
             for place, (mixer, count) in enumerate(self.shape.mixers):
@@ -245,11 +273,6 @@ class ForwardCost:
         gathered = self.gpu.all_reduce_ns(rows * self.shape.vocab, self.tp, self.parallel.nodes(self.tp))
         return product + self.efficiency.small_kernel_ns + gathered
 
-    @property
-    def collectives(self) -> int:
-        """Count the collectives of a pass: one for each mixer and each MLP."""
-        return sum(count for _, count in (*self.shape.mixers, *self.shape.mlps))
-
     def comm_ns(self, tokens: int) -> float:
         """Return the time of collectives: an all-reduce of the activations among the devices that share a mixer or a
         dense MLP. Around routed experts all devices take part, with a gather and a scatter in place of the
@@ -265,11 +288,6 @@ class ForwardCost:
             all_tokens = 2.0 * tokens * self.shape.hidden
             total += sparse * self.gpu.all_reduce_ns(all_tokens, parallel.devices, parallel.nodes(parallel.devices))
         return total
-
-    @property
-    def knee(self) -> int:
-        """The context per row at which the lines of `decode_attention` bend: where windows are full."""
-        return self.shape.reach or 0
 
     @property
     def moved_token_bytes(self) -> int:
@@ -301,10 +319,9 @@ class ForwardCost:
         """Return the time of recurrent layers in a decode or verify pass:
         each reads the committed state and writes one per new token."""
         total = 0.0
-        for mixer, count in self.shape.mixers:
-            if isinstance(mixer, Recurrence):
-                moved = self._own_share(rows) * (1 + queries_per_row) * mixer.state_bytes / self.tp
-                total += count * (self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
+        for mixer, count in self._recurrences:
+            moved = self._own_share(rows) * (1 + queries_per_row) * mixer.state_bytes / self.tp
+            total += count * (self.efficiency.stream_ns(self.gpu, moved) + self.efficiency.small_kernel_ns)
         return total
 
     def _token_ns(self, cache: Cache, queries_per_row: int) -> float:
@@ -328,19 +345,19 @@ class ForwardCost:
         efficiency, gpu, groups = self.efficiency, self.gpu, self.parallel.data
         flops = memory_bytes = 0.0
         tiles, read_tokens = 0, sum(new + past for new, past in chunks)
-        for cache, count in self.caches:
+        query_tiles = sum(-(-new // 128) for new, _ in chunks)
+        for cache in self._prompt_caches:
             pairs = sum(query_key_pairs(new, past, cache.reach) for new, past in chunks)
-            dims = cache.prompt_dims or cache.key_dim + cache.value_dim
-            flops += 2.0 * cache.heads * cache.queries * dims * count * pairs / cache.tokens_per_entry
-            memory_bytes += count * self.shape.cache_bytes(cache) * read_tokens
-            tiles = max(tiles, sum(math.ceil(new / 128) for new, _ in chunks) * cache.heads * cache.queries)
+            flops += cache.pair_flops * pairs / cache.tokens_per_entry
+            memory_bytes += cache.token_bytes * read_tokens
+            tiles = max(tiles, query_tiles * cache.query_heads)
         # The last wave of query tiles leaves multiprocessors idle; short prompts fill a part of the device only.
         filled = tiles / (math.ceil(tiles / gpu.sm_count) * gpu.sm_count) if tiles else 1.0
         compute_ns = flops * 1e9 / (gpu.flops("bf16") * efficiency.attention_compute * filled)
         memory_ns = memory_bytes / gpu.memory_bandwidth_bytes_per_s * 1e9 / efficiency.attention_bandwidth
-        kernels_ns = sum(count for _, count in self.caches) * efficiency.small_kernel_ns
+        kernels_ns = sum(cache.layers for cache in self._prompt_caches) * efficiency.small_kernel_ns
         total = efficiency.soft_max(memory_ns, compute_ns) / groups + kernels_ns
-        return total + self.scan_ns(sum(new for new, _ in chunks))
+        return total + self.scan_ns(sum(new for new, _ in chunks)) if self._recurrences else total
 
     def scan_ns(self, new_tokens: int) -> float:
         """Return the time of linear attention and Mamba over a prompt, in the chunkwise form.
@@ -348,9 +365,7 @@ class ForwardCost:
         Each chunk is multiplied with the state and within itself, and the state is written once for each chunk.
         """
         total, tokens = 0.0, self._own_share(new_tokens)
-        for mixer, count in self.shape.mixers:
-            if not isinstance(mixer, Recurrence):
-                continue
+        for mixer, count in self._recurrences:
             within = 2.0 * _SCAN_CHUNK * mixer.heads * (mixer.key_dim + mixer.value_dim)
             flops = tokens * (4.0 * mixer.state_elements + within) / self.tp
             moved = (4.0 * tokens * mixer.rotated + math.ceil(tokens / _SCAN_CHUNK) * mixer.state_bytes) / self.tp

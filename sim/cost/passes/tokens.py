@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from functools import cache
 from typing import NamedTuple
 
 from ..host import GraphUnit
@@ -45,9 +46,19 @@ class PassTokens(NamedTuple):
         """Return the tokens of a number of requests that have `tokens` together. `padded`: the tokens of their graph;
         None: there is none."""
         copies = int(padded is not None and padded > tokens)
-        uneven = independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
-        counted = (requests + share * (tokens - requests) + share * copies for share in (independence, uneven))
-        return cls(tokens if padded is None else padded, ExpertRouting(tokens, *counted), padded is not None)
+        uneven, further = _uneven(independence), tokens - requests
+        routing = ExpertRouting(
+            tokens,
+            requests + independence * further + independence * copies,
+            requests + uneven * further + uneven * copies,
+        )
+        return cls(tokens if padded is None else padded, routing, padded is not None)
+
+
+@cache
+def _uneven(independence: float) -> float:
+    """Return as how much of a token a further one counts where some experts are more popular than others."""
+    return independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
 
 
 def padded_tokens(
