@@ -18,7 +18,8 @@ class SlotCount(KVAllocator):
     """Counts the held slots, and hands every slot out as slot 0."""
 
     def __init__(self, num_pages: int, page_size: int = 1) -> None:
-        super().__init__(num_pages, page_size)
+        super().__init__(0, page_size)  # no list of free pages
+        self.num_pages = self._num_free_pages = num_pages
         self._unnamed = np.zeros(num_pages * page_size, dtype=np.int32)
 
     def allocate(self, num_slots: int) -> Slots:
@@ -43,11 +44,12 @@ class SlotCount(KVAllocator):
 class SlotlessTable(RequestTable):
     """A request table without slots: rows and epochs alone, for a `SlotCount`.
 
-    `gather_ragged` returns zeros of the right length.
+    `gather` and `gather_ragged` return zeros of the right length.
     """
 
     def __init__(self, num_rows: int, width: int) -> None:
-        super().__init__(num_rows, width)
+        super().__init__(num_rows, 0)  # no slots
+        self.width = width
         self._unnamed = np.zeros(num_rows * width, dtype=np.int32)
 
     def write(self, rows: Index, starts: Index, counts: Index, slots: NDArray[np.int32]) -> None:
@@ -55,6 +57,10 @@ class SlotlessTable(RequestTable):
 
     def write_row(self, row: int, start: int, slots: NDArray[np.int32]) -> None:
         """Do nothing."""
+
+    def gather(self, row: int, start: int, stop: int) -> NDArray[np.int32]:
+        """Return zeros, int32 [stop − start]."""
+        return self._unnamed[: stop - start]
 
     def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
         """Return zeros, int32 [sum of counts]."""
