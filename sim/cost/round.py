@@ -19,8 +19,7 @@ Errors against published measurements: docs/evidence/accuracy.md; those of singl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Literal, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,22 +38,23 @@ from .passes.curve import Line, Pass, PassCurve
 from .passes.decode_work import DecodeWork, InvalidRound, check_round
 from .passes.drafting import PASSES, DraftPasses
 from .passes.forward import ForwardCost
-from .passes.launch import LAUNCH, PassLaunch
+from .passes.launch import PassLaunch
 from .passes.tokens import EXPERT_INDEPENDENCE, PassTokens
 
 GREEDY = "greedy"
 STOCHASTIC = "stochastic"
+TARGET_PARTS = "verify", "attention", "lm_head"
+"""The parts of the target's pass: its layers, its attention, its logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rider:
+class _Rider(NamedTuple):
     """A decode round that runs with prefill: the passes and lines that do not depend on the chunks."""
 
-    drafting: tuple[Pass, ...]
-    after_verify: tuple[Pass, ...]
-    attention: Line
-    caught_up_tokens: int
-    catch_up_attention: Line
+    drafting: tuple[Pass, ...] = ()
+    after_verify: tuple[Pass, ...] = ()
+    attention: Line = Line(0.0)
+    caught_up_tokens: int = 0
+    catch_up_attention: Line = Line(0.0)
 
 
 class RoundCost:
@@ -121,9 +121,7 @@ class RoundCost:
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = PASSES[draft.drafting](draft, forward, self._pass_launch, keep_draft_warm)
         self._curves: dict[tuple[int, RoundShape, int | None], PassCurve] = {}
-        self._lm_heads: dict[int, float] = {}
         self._riders: dict[tuple[int, RoundShape, int | None], _Rider] = {}
-        self._first_samplings: dict[int, Pass] = {}
         self._fitted: FittedParameters | None = None if calibration is None else calibration.parameters
 
     # The hot path: one dictionary look-up and a few integer operations.
@@ -222,7 +220,9 @@ class RoundCost:
 
     def _decode_passes(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> list[Pass]:
         tokens, draft = self._pass_launch.tokens(batch_size, shape.nodes, num_tokens=num_verified), self._draft
-        verify = self._target_pass(batch_size, shape.nodes, tokens, num_verified or batch_size * shape.nodes)
+        verified = num_verified or batch_size * shape.nodes
+        attention = self._target.decode_attention(batch_size, shape.nodes, verified)
+        verify = self._target_pass(tokens, attention, tokens.num_tokens, batch_size)
         if num_verified is not None and tokens.is_captured:
             verify = verify.times(self.efficiency.unequal_rows)
         return [
@@ -233,22 +233,19 @@ class RoundCost:
             *(() if draft is None else draft.catch_up(batch_size, shape)),
         ]
 
-    def _target_pass(self, batch_size: int, nodes: int, tokens: PassTokens, num_verified: int) -> Pass:
-        """Return the pass that verifies up to `nodes` tokens for each row; padding rows compute but have no KV to
-        read."""
-        cap = batch_size * self._target.knee
-        parts = {
-            "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
-            "attention": self._target.decode_attention(batch_size, nodes, num_verified),
-            "lm_head": Line(self._lm_head_ns(tokens.num_tokens)),
-            LAUNCH: Line(
-                self.launch.target_gap_ns(self._own_rows(batch_size)) + self._pass_launch.waits_ns(self._target, tokens)
-            ),
-        }
-        if self.parallel.devices > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
-        floor_ns = self._pass_launch.floor_ns(self._target, tokens, is_round=True)
-        return Pass(parts, floor_ns, window_cap_tokens=cap)
+    def _target_pass(
+        self,
+        tokens: PassTokens,
+        attention: Line,
+        logit_rows: int,
+        rows: int,
+        chunks: Sequence[tuple[int, int]] = (),
+    ) -> Pass:
+        """Return the target's pass over decode rows, prompt chunks or both."""
+        gap_ns = self.launch.target_gap_ns(self._own_rows(len(chunks) + rows))
+        return self._pass_launch.forward_pass(
+            self._target, TARGET_PARTS, tokens, attention, logit_rows, rows, gap_ns, chunks=chunks, is_round=not chunks
+        )
 
     def _curve_of(self, passes: Sequence[Pass], factor: float = 1.0) -> PassCurve:
         """Return the curve of `passes` times a fitted factor. Published points give a factor, too."""
@@ -277,11 +274,6 @@ class RoundCost:
         """Return the rows of one attention-data parallel group: each group has a scheduler and samples by itself."""
         return rows / self.parallel.data
 
-    def _lm_head_ns(self, rows: int) -> float:
-        if rows not in self._lm_heads:
-            self._lm_heads[rows] = self._target.lm_head_ns(rows)
-        return self._lm_heads[rows]
-
     def _sampling_ns(self, rows: int) -> float:
         """Return the time of sampling.
 
@@ -306,26 +298,25 @@ class RoundCost:
         fraction = self.draft.verify_share if self.draft is not None else 0.0
         if not steps or not fraction:
             return []
-        share = [Line(*(fraction * value for value in line)) for line in verify.parts.values()]
+        share = verify.times(fraction).parts.values()
         total = Line(*map(sum, zip(*share, strict=True)))
         return [Pass({"draft": total}, window_cap_tokens=verify.window_cap_tokens)]
 
     def _rider(self, batch_size: int, shape: RoundShape, num_verified: int | None = None) -> _Rider:
         """Return the part of a decode round in a step with prefill; nothing of it depends on the chunks."""
-        key, steps, nodes = (batch_size, shape, num_verified), shape.steps, shape.nodes
-        verify_tokens = num_verified or batch_size * nodes
+        key, draft = (batch_size, shape, num_verified), self._draft
+        if not batch_size:
+            return _Rider()
         if key not in self._riders:
             check_round(self.draft, batch_size, shape)
-            draft, no_attention = self._draft, Line(0.0)
+            verified = num_verified or batch_size * shape.nodes
             caught_up = 0 if draft is None else draft.caught_up(batch_size, shape)
             self._riders[key] = _Rider(
-                drafting=tuple(draft.of_steps(batch_size, shape, has_graph=False)) if draft and batch_size else (),
-                after_verify=(self._after_verify(verify_tokens, shape),) if batch_size else (),
-                attention=(
-                    self._target.decode_attention(batch_size, nodes, verify_tokens) if batch_size else no_attention
-                ),
-                caught_up_tokens=caught_up,
-                catch_up_attention=draft.catch_up_attention(batch_size, steps) if draft and caught_up else no_attention,
+                () if draft is None else tuple(draft.of_steps(batch_size, shape, has_graph=False)),
+                (self._after_verify(verified, shape),),
+                self._target.decode_attention(batch_size, shape.nodes, verified),
+                caught_up,
+                draft.catch_up_attention(batch_size, shape.steps) if draft and caught_up else Line(0.0),
             )
         return self._riders[key]
 
@@ -334,32 +325,12 @@ class RoundCost:
         one target and one draft pass over all tokens, no graph."""
         batch_size, shape, _, num_verified = decode if decode is not None else DecodeWork(0, PLAIN_ROUND, 0)
         rider = self._rider(batch_size, shape, num_verified)
-        new_tokens = sum(new for new, _ in chunks)
-        verify_tokens = num_verified or batch_size * shape.nodes
-        verify = self._mixed_target_pass(chunks, new_tokens, batch_size, verify_tokens, rider.attention)
-        first_tokens = self._first_samplings.get(len(chunks))
-        if first_tokens is None:
-            first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
+        verified = num_verified or batch_size * shape.nodes
+        new_tokens = sum(new for new, _ in chunks) + verified
+        tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens)
+        verify = self._target_pass(tokens, rider.attention, len(chunks) + verified, batch_size, chunks)
+        first_tokens = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
         passes = [*rider.drafting, verify, *self._host_pass(verify, shape.steps), *rider.after_verify, first_tokens]
         if self._draft is not None and not shape.is_parked:
             passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))
         return self._curve_of(passes, self._step_factor(passes, batch_size, shape))
-
-    def _mixed_target_pass(
-        self, chunks: Sequence[tuple[int, int]], new_tokens: int, batch_size: int, verify_tokens: int, line: Line
-    ) -> Pass:
-        tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens + verify_tokens)
-        prefill_ns = self._target.prefill_attention_ns(chunks)
-        parts = {
-            "verify": Line(self._target.layers_ns(tokens.num_tokens, tokens.routing)),
-            "attention": Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns),
-            "lm_head": Line(self._lm_head_ns(len(chunks) + verify_tokens)),
-            LAUNCH: Line(
-                self.launch.target_gap_ns(self._own_rows(len(chunks) + batch_size))
-                + self._pass_launch.skew_ns(self._target)
-            ),
-        }
-        if self.parallel.devices > 1:
-            parts["comm"] = Line(self._target.comm_ns(tokens.num_tokens))
-        cap = batch_size * self._target.knee
-        return Pass(parts, self._pass_launch.floor_ns(self._target, tokens), window_cap_tokens=cap)

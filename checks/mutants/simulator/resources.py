@@ -7,6 +7,7 @@ from typing import ClassVar
 from ....sim.actors.device import Jitter
 from ....sim.actors.router import Link
 from ....sim.cost.passes.forward import ForwardCost
+from ....sim.cost.passes.tokens import ExpertRouting
 from ...adapters.simulator import CheckedSimulator
 from ..planting import Defects
 
@@ -16,8 +17,8 @@ RESOURCES = Defects("simulator", CheckedSimulator)
 class ExpertsOfOneToken(ForwardCost):
     """As many experts as a single token reaches."""
 
-    def active_experts(self, tokens, *rest):
-        return super().active_experts(1, *rest)
+    def layers_ns(self, tokens, routing=None):
+        return super().layers_ns(tokens, (routing or ExpertRouting(tokens, tokens))._replace(independent=1.0))
 
 
 class Forgetful(defaultdict[str, int]):

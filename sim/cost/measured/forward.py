@@ -33,25 +33,16 @@ class MeasuredForward(ForwardCost):
         super().__init__(roofline.shape, roofline.gpu, roofline.efficiency, roofline.parallel, roofline.qkv_inputs)
         self.tables = tables
         self.knee = KNEE
+        self.priced_by = f"measured kernels of {tables.place}"
+        self.source = tables.source
+        share = tables.measured_share
+        self.about_prices = f" ({share:.0%} of a decode pass measured, the rest estimated by the database)"
         self._roofline = roofline
         self._limits = PhysicalLimits(self.shape, self.gpu, self.parallel)
         self._has_mixers = bool(tables.verify.size)  # the products around plain attention are in the layers
         self._layers, self._comm, self._lm_head, self._experts, self._prefill, self._lines = _looked_up(tables)
         self._expert_token_ns = float((self._experts / TOKENS).min())
         self._least_lines: dict[int, tuple[float, float, float]] = {}
-
-    @property
-    def priced_by(self) -> str:
-        return f"measured kernels of {self.tables.place}"
-
-    @property
-    def source(self) -> str:
-        return self.tables.source
-
-    @property
-    def about_prices(self) -> str:
-        """The words after the times in a report: the share that was measured."""
-        return f" ({self.tables.measured_share:.0%} of a decode pass measured, the rest estimated by the database)"
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         source = self.tables.source
@@ -93,8 +84,8 @@ class MeasuredForward(ForwardCost):
             independent = (routing.independent if routing.uneven is None else routing.uneven) / groups
             total = _at(self._layers, TOKENS, own) + self._experts_at(computed, independent)
             if self.qkv_inputs > 1:  # the database has no such layers
-                first = self.shape.mixers[0][0]
-                total += self._mixer_ns(own, first, self.qkv_inputs) - self._mixer_ns(own, first)
+                wide, plain = (self._products_ns(own, one.products, one.dtype) for one in self.layers[:2])
+                total += wide - plain
             least = self._limits.layers_ns(min(own, computed), independent, has_mixers=self._has_mixers)
             self._layers_cache[key] = max(total, least)
         return self._layers_cache[key]

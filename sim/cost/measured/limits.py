@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ....core.model_shape import Cache, Experts, ModelShape, Product
+from ....core.model_shape import Cache, Experts, Mlp, ModelShape, Product
 from ..hardware import GPU, Parallelism
-from ..passes.forward import query_key_pairs
+from ..passes.forward import equal_layers, query_key_pairs, reached_experts
 
 _SIXTEEN_BITS = ("bf16", "fp16")
 
@@ -31,24 +31,19 @@ class PhysicalLimits:
     def __init__(self, shape: ModelShape, gpu: GPU, parallel: Parallelism) -> None:
         self._shape, self._gpu, self._parallel = shape, gpu, parallel
         self._byte_ns = 1e9 / gpu.memory_bandwidth_bytes_per_s
-        hidden, tp = shape.hidden, parallel.tensor
         mixers, mlps, experts = [], [], []
-        for mixer, count in shape.mixers:
-            mixers.append(self._work(mixer.products(hidden, tp), shape.attention_dtype, count))
-        for part, count in shape.mlps:
-            if isinstance(part, Experts):
-                mlps.append(self._work(part.shared(hidden, tp), shape.mlp_dtype, count))
-                mlps.append(self._work([Product(hidden, part.count)], "bf16", count))  # the router
-                split = parallel.devices // parallel.expert
-                experts.append(self._work(part.expert(hidden, split), None, count))
-            else:
-                mlps.append(self._work(part.products(hidden, tp), shape.mlp_dtype, count))
+        for equal in equal_layers(shape, parallel.tensor):
+            own = mlps if isinstance(equal.part, Mlp | Experts) else mixers
+            own.append(self._work(equal.products, equal.dtype, equal.count))
+            if isinstance(equal.part, Experts):
+                own.append(self._work([Product(shape.hidden, equal.part.count)], "bf16", equal.count))  # the router
+                products = equal.part.expert(shape.hidden, parallel.devices // parallel.expert)
+                experts.append(self._work(products, shape.weight_dtype, equal.count))
         self._mixers, self._mlps, self._expert = map(_sum, (mixers, mlps, experts))
-        self._caches = shape.caches(tp)
+        self._caches = shape.caches(parallel.tensor)
 
-    def _work(self, products: Iterable[Product], dtype: str | None, count: int) -> _Work:
+    def _work(self, products: Iterable[Product], dtype: str, count: int) -> _Work:
         weights = count * sum(product.parameters for product in products)
-        dtype = dtype or self._shape.weight_dtype
         read_ns = weights * self._shape.format_bytes(dtype) * self._byte_ns
         return _Work(read_ns, 2e9 * weights / self._rate(dtype))
 
@@ -68,8 +63,7 @@ class PhysicalLimits:
         experts, groups, ranks = self._shape.experts, self._parallel.data, self._parallel.expert
         if experts is not None:  # of the mean rank: the busiest takes longer
             apart = min(independent * groups, max(1.0, experts.count / (8 * experts.top_k)))
-            reached = experts.count * (1.0 - (1.0 - experts.top_k / experts.count) ** apart)
-            read_ns += reached / ranks * self._expert.read_ns
+            read_ns += reached_experts(experts, apart) / ranks * self._expert.read_ns
             compute_ns += tokens * groups * experts.top_k / ranks * self._expert.token_ns
         return max(read_ns, compute_ns)
 

@@ -21,8 +21,6 @@ class DraftPasses:
         self.forward = forward
         self.launch = launch
         self.keeps_warm = keeps_warm
-        self._lm_heads: dict[int, float] = {}
-        self._fusions: dict[int, float] = {}
 
     def of_steps(self, batch_size: int, shape: RoundShape, has_graph: bool = True) -> list[Pass]:
         """Return the S − 1 passes after the first step's drafts, and the tree.
@@ -79,12 +77,11 @@ class DraftPasses:
     ) -> Pass:
         """Return the pass over prompt chunks (new tokens, tokens before them) and the `caught_up` tokens of a decode
         round that runs with them."""
-        logit_rows = len(chunks) + (batch_size if caught_up else 0)
-        line, prefill_ns = caught_up_attention, self.forward.prefill_attention_ns(chunks)
-        attention = Line(line.base_ns + prefill_ns, line.slope_ns, line.window_slope_ns)
-        tokens = self.launch.of_requests(logit_rows, sum(new for new, _ in chunks) + caught_up)
+        rows = len(chunks) + (batch_size if caught_up else 0)
+        tokens = self.launch.of_requests(rows, sum(new for new, _ in chunks) + caught_up)
         # Each head of a multi-layer draft has its own KV of the prompt.
-        return self._pass("draft_catch_up", batch_size, tokens, logit_rows, attention, self.draft.heads)
+        heads = self.draft.heads
+        return self._pass("draft_catch_up", batch_size, tokens, rows, caught_up_attention, heads, chunks=chunks)
 
     def _pass(
         self,
@@ -95,44 +92,32 @@ class DraftPasses:
         attention: Line,
         repeat: int,
         later: bool = False,
+        chunks: Sequence[tuple[int, int]] = (),
     ) -> Pass:
         """Return one pass of the draft; `later`: a pass after the first of a round, on its own hidden states."""
-        forward, draft, efficiency = self.forward, self.draft, self.forward.efficiency
-        layers_ns = forward.layers_ns(tokens.num_tokens, tokens.routing)
-        if draft.fusion_every_pass or not later:
-            layers_ns += self._fusion_ns(tokens.num_tokens)
+        forward, fuses = self.forward, self.draft.fusion_every_pass or not later
         # Softmax and top-k over the draft's logits: read 2 bytes, write and read 4.
-        choose_ns = lm_head_ns = 0.0
-        if logit_rows:
-            logit_bytes = 10.0 * logit_rows * forward.shape.vocab
-            choose_ns = efficiency.stream_ns(forward.gpu, logit_bytes) + efficiency.small_kernel_ns
-            lm_head_ns = self._lm_head_ns(logit_rows)
-        gap_ns = 0.0 if later else self.launch.cost.graph_gap_ns
-        parts = {
-            label: Line(layers_ns + choose_ns),
-            "draft_attention": attention,
-            "draft_lm_head": Line(lm_head_ns),
-            LAUNCH: Line(gap_ns + self.launch.waits_ns(forward, tokens)),
-        }
-        if forward.parallel.devices > 1:
-            parts["comm"] = Line(forward.comm_ns(tokens.num_tokens))
-        floor_ns = max(self.launch.floor_ns(forward, tokens), self.launch.cost.draft_pass_floor_ns)
-        return Pass(parts, floor_ns, repeat, batch_size * forward.knee)
-
-    def _lm_head_ns(self, rows: int) -> float:
-        if rows not in self._lm_heads:
-            self._lm_heads[rows] = self.forward.lm_head_ns(rows)
-        return self._lm_heads[rows]
+        logit_bytes, small_ns = 10.0 * logit_rows * forward.shape.vocab, forward.efficiency.small_kernel_ns
+        choose_ns = forward.efficiency.stream_ns(forward.gpu, logit_bytes) + small_ns if logit_rows else 0.0
+        return self.launch.forward_pass(
+            forward,
+            (label, "draft_attention", "draft_lm_head"),
+            tokens,
+            attention,
+            logit_rows,
+            batch_size,
+            0.0 if later else self.launch.cost.graph_gap_ns,
+            chunks=chunks,
+            beside_ns=(self._fusion_ns(tokens.num_tokens) if fuses else 0.0, choose_ns),
+            least_ns=self.launch.cost.draft_pass_floor_ns,
+            repeat=repeat,
+        )
 
     def _fusion_ns(self, tokens: int) -> float:
         """Return the time of the fully connected layer in front of a head."""
         if not self.draft.fusion_inputs:
             return 0.0
-        if tokens not in self._fusions:
-            forward, hidden = self.forward, self.forward.shape.hidden
-            inputs, columns = self.draft.fusion_width, -(-hidden // forward.tp)
-            self._fusions[tokens] = forward.gemm_ns(tokens, inputs, columns)
-        return self._fusions[tokens]
+        return self.forward.gemm_ns(tokens, self.draft.fusion_width, -(-self.forward.shape.hidden // self.forward.tp))
 
 
 class MaskedPasses(DraftPasses):

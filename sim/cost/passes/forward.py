@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -49,10 +48,55 @@ class _PromptCache(NamedTuple):
         return cls(layers, cache.reach, cache.tokens_per_entry, flops, layers * token_bytes, query_heads)
 
 
+class EqualLayers(NamedTuple):
+    """The equal mixers or MLPs of a model, and what a pass computes of each of them.
+
+    `products`: matrix products over all tokens of an attention-data parallel group, in the format `dtype`: of experts
+    those of the shared MLP. `small_kernels`: norms, rotary embedding with the KV write (or convolution), activation;
+    `moved`: elements of 16 bits of a token that they read and write. `other_kernels`: attention's two, or those of
+    routed experts.
+    """
+
+    count: int
+    part: Mixer | Mlp | Experts
+    products: tuple[Product, ...]
+    dtype: str
+    small_kernels: int
+    moved: int
+    other_kernels: int
+
+
+def equal_layers(shape: ModelShape, tp: int, inputs: int = 1) -> list[EqualLayers]:
+    """Return what a pass over a model computes on each of `tp` devices, attention and LM head apart.
+
+    `inputs`: the width of the first mixer's input, in hidden sizes.
+    """
+    hidden, groups = shape.hidden, []
+    mixing, dense = (dtype or shape.weight_dtype for dtype in (shape.attention_dtype, shape.mlp_dtype))
+    for mixer, count in shape.mixers:
+        small = 3 if isinstance(mixer, Attention) and mixer.qk_norm else 2
+        moved = 4 * hidden + 2 * math.ceil(mixer.rotated / tp)
+        plain = EqualLayers(count, mixer, mixer.products(hidden, tp), mixing, small, moved, 2)
+        if inputs > 1 and not groups:
+            groups.append(plain._replace(count=1, products=mixer.products(hidden, tp, inputs)))
+            plain = plain._replace(count=count - 1)
+        groups.append(plain)
+    for part, count in shape.mlps:
+        routed = isinstance(part, Experts)
+        products = part.shared(hidden, tp) if isinstance(part, Experts) else part.products(hidden, tp)
+        moved = 4 * hidden + 3 * math.ceil(part.activated / tp)
+        groups.append(EqualLayers(count, part, products, dense, 2, moved, 6 if routed else 0))
+    return groups
+
+
 class ForwardCost:
     """Costs of passes of one shape. `qkv_inputs`: the width of the first attention's input in hidden sizes (2 for an
     EAGLE-3 head). Tokens and rows are those of the whole engine: each attention-data parallel group takes its share of
     them."""
+
+    priced_by: str = "the roofline"  # the source of the times, for a report
+    source: str = "the roofline"  # exactly: a database with its version and the request to it
+    about_prices: str = ""  # further words about the times for a report
 
     def __init__(
         self, shape: ModelShape, gpu: GPU, efficiency: Efficiency, parallel: int | Parallelism, qkv_inputs: int = 1
@@ -72,9 +116,10 @@ class ForwardCost:
         self.parallel = parallel
         self.tp: int = parallel.tensor
         self.qkv_inputs = qkv_inputs
+        self.layers: list[EqualLayers] = equal_layers(shape, self.tp, qkv_inputs)
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
         # Collectives of a pass: one for each mixer and each MLP.
-        self.collectives: int = sum(count for _, count in (*shape.mixers, *shape.mlps))
+        self.collectives: int = sum(one.count for one in self.layers)
         # The context per row at which the lines of `decode_attention` bend: where windows are full.
         self.knee: int = shape.reach or 0
         self._has_experts = bool(shape.moe_layers)
@@ -83,6 +128,7 @@ class ForwardCost:
             _PromptCache.of(cache, count, shape.cache_bytes(cache)) for cache, count in self.caches
         )
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
+        self._gemms: dict[tuple[int, int, int, float, str], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
         """Return rows (name, value, unit, source) of the numbers that this class adds to model, GPU and
@@ -96,43 +142,15 @@ class ForwardCost:
         return rows
 
     @property
-    def priced_by(self) -> str:
-        """The source of the times, for a report."""
-        return "the roofline"
-
-    @property
-    def source(self) -> str:
-        """The exact source of the times: a database with its version and the request to it."""
-        return "the roofline"
-
-    @property
-    def about_prices(self) -> str:
-        """Further words about the times for a report."""
-        return ""
-
-    @property
     def has_index(self) -> bool:
         """Whether an indexer chooses what attention reads."""
         return any(getattr(mixer, "index", None) is not None for mixer, _ in self.shape.mixers)
 
-    @cached_property
+    @property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
-        per_mixer = sum(
-            count * (len(mixer.products(self.shape.hidden)) + 2 + self._small_kernels(mixer))
-            for mixer, count in self.shape.mixers
-        )
-        per_mlp = sum(
-            count * (4 + (len(part.shared(self.shape.hidden)) + 4 if isinstance(part, Experts) else 0))
-            for part, count in self.shape.mlps
-        )
-        reduced = self.collectives if self.parallel.devices > 1 else 0
-        return per_mixer + per_mlp + reduced + 3
-
-    def _small_kernels(self, mixer: Mixer) -> int:
-        """Count a mixer's small kernels: norm, rotary embedding with the KV write (or convolution), and the
-        norms of q and k."""
-        return 2 + (1 if isinstance(mixer, Attention) and mixer.qk_norm else 0)
+        own = sum(one.count * (len(one.products) + one.small_kernels + one.other_kernels) for one in self.layers)
+        return own + (self.collectives if self.parallel.devices > 1 else 0) + 3
 
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
         """Return the time of all layers' matrix products and small kernels for `tokens` tokens, without attention and
@@ -149,25 +167,18 @@ class ForwardCost:
         key = tokens if routing is None or not self._has_experts else (tokens, routing)
         if key not in self._layers_cache:
             own, total = self._own_share(tokens), 0.0
-            for place, (mixer, count) in enumerate(self.shape.mixers):
-                small = self._small_mixer_ns(own, mixer)
-                if place == 0 and self.qkv_inputs > 1:
-                    total += self._mixer_ns(own, mixer, self.qkv_inputs) + small
-                    count -= 1
-                total += count * (self._mixer_ns(own, mixer) + small)
-            for part, count in self.shape.mlps:
-                small = self._small_mlp_ns(own, part)
-                if isinstance(part, Mlp):
-                    total += count * (
-                        self._products_ns(own, part.products(self.shape.hidden, self.tp), self._mlp) + small
-                    )
-                else:
-                    total += count * (self._experts_ns(own, part, routing or ExpertRouting(tokens, tokens)) + small)
+            for one in self.layers:
+                moved_bytes = 2.0 * own * one.moved
+                small = one.small_kernels * self.efficiency.small_kernel_ns + self._streamed_ns(moved_bytes)
+                products = self._products_ns(own, one.products, one.dtype)
+                if isinstance(one.part, Experts):
+                    products = self._routed_ns(own, one.part, routing or ExpertRouting(tokens, tokens)) + products
+                total += one.count * (products + small)
             if self.shape.layer_inputs is not None:
-                small = self.efficiency.small_kernel_ns + self._products_ns(
-                    own, self.shape.layer_inputs.products(self.shape.hidden), self._mlp
+                products = self._products_ns(
+                    own, self.shape.layer_inputs.products(self.shape.hidden), self.layers[-1].dtype
                 )
-                total += self.shape.layers * small
+                total += self.shape.layers * (self.efficiency.small_kernel_ns + products)
             self._layers_cache[key] = total + self._embedding_ns(own)
         return self._layers_cache[key]
 
@@ -176,48 +187,28 @@ class ForwardCost:
         the fullest group's."""
         return -(-amount // self.parallel.data)
 
-    @property
-    def _mlp(self) -> str:
-        return self.shape.mlp_dtype or self.shape.weight_dtype
-
-    @property
-    def _attention(self) -> str:
-        return self.shape.attention_dtype or self.shape.weight_dtype
-
     def gemm_ns(self, tokens: int, inner: int, columns: int, groups: float = 1.0, dtype: str | None = None) -> float:
         """Return the time of matrix products with weights of the format `dtype` (default: the shape's); sizes in
         elements, already divided among the devices. A device without a rate for the format computes in 16 bits and only
         saves the traffic."""
-        dtype = dtype or self.shape.weight_dtype
-        main = main_format(dtype)
-        rate, weight_bytes = _RATE_OF.get(main, main), self.shape.format_bytes(dtype)
-        rate = rate if rate in self.gpu.peak_flops else "bf16"
-        return self.efficiency.gemm_ns(
-            self.gpu, tokens, inner, columns, dtype=rate, weight_bytes=weight_bytes, groups=groups
-        )
+        key = tokens, inner, columns, groups, dtype or self.shape.weight_dtype
+        if key not in self._gemms:
+            main = main_format(key[-1])
+            rate, weight_bytes = _RATE_OF.get(main, main), self.shape.format_bytes(key[-1])
+            rate = rate if rate in self.gpu.peak_flops else "bf16"
+            self._gemms[key] = self.efficiency.gemm_ns(
+                self.gpu, tokens, inner, columns, dtype=rate, weight_bytes=weight_bytes, groups=groups
+            )
+        return self._gemms[key]
 
     def _products_ns(self, tokens: int, products: Sequence[Product], dtype: str) -> float:
         return sum(self.gemm_ns(tokens, p.inner, p.columns, p.groups, dtype) for p in products)
 
-    def _mixer_ns(self, tokens: int, mixer: Mixer, inputs: int = 1) -> float:
-        products = mixer.products(self.shape.hidden, self.tp, inputs)
-        return self._products_ns(tokens, products, self._attention)
-
-    def active_experts(self, independent: float, experts: Experts | None = None) -> float:
-        """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them
-        evenly and independently (assumption). This is why verifying many tokens of a sparse model reads more weights
-        than one.
-        """
-        experts = experts or self.shape.experts
-        assert experts is not None, self.shape.name
-        missed: float = (1.0 - experts.top_k / experts.count) ** independent
-        return experts.count * (1.0 - missed)
-
-    def _experts_ns(self, own: int, experts: Experts, routing: ExpertRouting) -> float:
-        """Return the time of a mixture of experts: the busiest rank's routed experts for the tokens of the whole
-        engine, and router and shared experts for the tokens of one group."""
+    def _routed_ns(self, own: int, experts: Experts, routing: ExpertRouting) -> float:
+        """Return the time of routed experts: the busiest rank's for the tokens of the whole engine, and the router for
+        the tokens of one group."""
         hidden, ranks = self.shape.hidden, self.parallel.expert
-        active = self.active_experts(routing.independent, experts)
+        active = reached_experts(experts, routing.independent)
         assigned: float = routing.tokens * experts.top_k
         if ranks > 1:
             active, assigned = self._busiest(active, experts.count), self._busiest(assigned, math.inf)
@@ -228,8 +219,7 @@ class ForwardCost:
         grouped = sum(self.gemm_ns(rows, p.inner, p.columns, active) for p in products)
         router = self.gemm_ns(own, hidden, experts.count)
         # Choose the top k, sort by expert, and sum the experts' outputs.
-        routing_ns = 3 * self.efficiency.small_kernel_ns
-        return grouped + router + routing_ns + self._products_ns(own, experts.shared(hidden, self.tp), self._mlp)
+        return grouped + router + 3 * self.efficiency.small_kernel_ns
 
     def _busiest(self, amount: float, most: float) -> float:
         """Return how much of `amount` the busiest expert rank gets if each unit goes to a rank at random, independently
@@ -245,18 +235,6 @@ class ForwardCost:
         deviation = math.sqrt(mean * (1 - 1 / ranks) * left)
         greatest = mean + deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
         return min(greatest, most / ranks, amount)
-
-    def _small_mixer_ns(self, tokens: int, mixer: Mixer) -> float:
-        """Return the time of norm and rotary embedding of one mixer: a fixed time each plus their traffic."""
-        moved = 2.0 * tokens * (4 * self.shape.hidden + 2 * math.ceil(mixer.rotated / self.tp))
-        return self._small_kernels(mixer) * self.efficiency.small_kernel_ns + self._streamed_ns(moved)
-
-    def _small_mlp_ns(self, tokens: int, part: Mlp | Experts) -> float:
-        """Return the time of norm and activation of one MLP."""
-        activated = 3 * math.ceil(part.activated / self.tp)
-        return 2 * self.efficiency.small_kernel_ns + self._streamed_ns(
-            2.0 * tokens * (4 * self.shape.hidden + activated)
-        )
 
     def _streamed_ns(self, moved_bytes: float) -> float:
         return moved_bytes * 1e9 / (self.gpu.memory_bandwidth_bytes_per_s * self.efficiency.bandwidth)
@@ -372,6 +350,13 @@ class ForwardCost:
             compute_ns = flops * 1e9 / (self.gpu.flops("bf16") * self.efficiency.attention_compute)
             total += count * self.efficiency.soft_max(self.efficiency.stream_ns(self.gpu, moved), compute_ns)
         return total
+
+
+def reached_experts(experts: Experts, independent: float) -> float:
+    """Return how many experts so many tokens reach in a layer, E·(1 − (1 − k/E)ⁿ), if the router spreads them evenly
+    and independently (assumption). This is why verifying many tokens of a sparse model reads more weights than one."""
+    missed: float = (1.0 - experts.top_k / experts.count) ** independent
+    return experts.count * (1.0 - missed)
 
 
 def query_key_pairs(new: int, past: int, reach: int | None) -> float:

@@ -1,10 +1,13 @@
-"""The launch of passes as captured graphs or kernel by kernel, and the waits of the device that follow from it."""
+"""The passes of target and draft as an engine launches them: as captured graphs or kernel by kernel, with the waits of
+the device that follow from it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..host import GraphUnit, LaunchCost
+from .curve import Line, Pass
 from .forward import ForwardCost
 from .tokens import PassTokens, padded_tokens
 
@@ -41,19 +44,53 @@ class PassLaunch:
         None: there is none."""
         return PassTokens.of_requests(requests, tokens, self.independence, padded)
 
-    def skew_ns(self, forward: ForwardCost) -> float:
-        """Return how long the device waits within a pass for slower devices."""
-        return self.cost.collectives_gap_ns(forward.collectives, forward.parallel.devices)
+    def forward_pass(
+        self,
+        forward: ForwardCost,
+        names: tuple[str, str, str],
+        tokens: PassTokens,
+        attention: Line,
+        logit_rows: int,
+        rows: int,
+        gap_ns: float,
+        *,
+        chunks: Sequence[tuple[int, int]] = (),
+        beside_ns: Sequence[float] = (),
+        least_ns: float = 0.0,
+        repeat: int = 1,
+        is_round: bool = False,
+    ) -> Pass:
+        """Return a pass of the target or of a draft, over decode rows, prompt chunks or both.
 
-    def waits_ns(self, forward: ForwardCost, tokens: PassTokens) -> float:
-        """Return what the device waits within a pass: for slower devices, and between the pieces of a graph."""
-        pieces_ns = self.cost.pieces_gap_ns(forward.shape.layers) if tokens.is_captured else 0.0
-        return self.skew_ns(forward) + pieces_ns
-
-    def floor_ns(self, forward: ForwardCost, tokens: PassTokens, is_round: bool = False) -> float:
-        """Return the least time of a pass: that of launching its kernels, if it is not captured. `is_round`: it decodes
-        alone, without prompts."""
+        Args:
+            names: Those of the layers, of attention and of the LM head in the parts of a round.
+            attention: That of the decode rows.
+            logit_rows: Tokens with logits.
+            rows: Decode rows; padding rows compute but have no KV to read.
+            gap_ns: What the device waits before the pass.
+            chunks: New tokens of prompts, and the tokens before them.
+            beside_ns: Times beside the layers.
+            least_ns: That of launching the pass as a whole.
+            is_round: It decodes alone, without prompts, and is the target's.
+        """
+        layers_ns = forward.layers_ns(tokens.num_tokens, tokens.routing)
+        for further_ns in beside_ns:
+            layers_ns += further_ns
+        if chunks:
+            base_ns = attention.base_ns + forward.prefill_attention_ns(chunks)
+            attention = Line(base_ns, attention.slope_ns, attention.window_slope_ns)
+        waits_ns = self.cost.collectives_gap_ns(forward.collectives, forward.parallel.devices)  # for slower devices
         if tokens.is_captured:
-            return 0.0
-        index_ns = self.cost.eager_index_ns if is_round and forward.has_index else 0.0
-        return forward.kernels * max(self.cost.eager_kernel_ns, index_ns)
+            waits_ns += self.cost.pieces_gap_ns(forward.shape.layers)
+        else:
+            index_ns = self.cost.eager_index_ns if is_round and forward.has_index else 0.0
+            least_ns = max(forward.kernels * max(self.cost.eager_kernel_ns, index_ns), least_ns)
+        parts = {
+            names[0]: Line(layers_ns),
+            names[1]: attention,
+            names[2]: Line(forward.lm_head_ns(logit_rows) if logit_rows else 0.0),
+            LAUNCH: Line(gap_ns + waits_ns),
+        }
+        if forward.parallel.devices > 1:
+            parts["comm"] = Line(forward.comm_ns(tokens.num_tokens))
+        return Pass(parts, least_ns, repeat, rows * forward.knee)

@@ -10,7 +10,7 @@ from foredraft.sim.assembly.explaining import derived_rows
 from foredraft.sim.cost.efficiency import default_efficiency
 from foredraft.sim.cost.hardware import Parallelism, UnsupportedParallelism, lookup_gpu
 from foredraft.sim.cost.memory import kv_pool_slots
-from foredraft.sim.cost.passes.forward import ForwardCost
+from foredraft.sim.cost.passes.forward import ForwardCost, reached_experts
 from foredraft.sim.cost.round import RoundCost
 from foredraft.sim.scenario_file import load_scenario
 from hypothesis import given
@@ -45,7 +45,7 @@ def test_a_share_of_the_bytes_crosses_the_network():
 @given(st.integers(1, 512), st.sampled_from([2, 4, 8]))
 def test_the_busiest_rank_has_more_than_its_share_and_at_most_all(tokens, ranks):
     cost = forward(SPARSE, 8, 1, ranks)
-    active = cost.active_experts(tokens)
+    active = reached_experts(SPARSE.experts, tokens)
     busiest = cost._busiest(active, SPARSE.experts.count)
     assert active / ranks * (1 - 1e-9) <= busiest <= min(SPARSE.experts.count / ranks, active) * (1 + 1e-9)
 
@@ -62,7 +62,7 @@ def test_the_busiest_rank_is_what_draws_give():
             chosen = np.array([rng.permutation(experts.count)[: experts.top_k] for _ in range(tokens)])
             distinct = np.unique(chosen)
             greatest.append(np.bincount(distinct * ranks // experts.count, minlength=ranks).max())
-        estimate = cost._busiest(cost.active_experts(tokens), experts.count)
+        estimate = cost._busiest(reached_experts(SPARSE.experts, tokens), experts.count)
         assert estimate == pytest.approx(np.mean(greatest), rel=0.08), tokens
 
 
