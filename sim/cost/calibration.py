@@ -11,18 +11,20 @@ passes. docs/calibration.md describes the file.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
-from ...core.errors import ConfigError, Problem, count_of, nearest
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+from ...core.errors import ConfigError, Problem, count_of, nearest, shown
 from ...core.parsing import read_json_object
 from ...observe.input_files import read_text
-from .executor_steps import ExecutorSteps
+from .executor_steps import STRICT, AlgorithmSteps, Count, ExecutorSteps, RoundGrids
 from .host import FrontEnd, HostCost
-from .steps_file import read_executor_steps
 
 FORMAT = "foredraft-profile"
 VERSION = 2
@@ -48,17 +50,30 @@ SLOPES = (ROUND_SLOPE, DRAFTS_SLOPE)
 class FittedParameter:
     """A fitted number and its interval (90 %)."""
 
+    __pydantic_config__ = STRICT
+
     value: float
     low: float
     high: float
 
 
-class MeasuredClients(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MeasuredClients:
     """The fewest, the usual and the most requests at a time of the points: beyond the ends a factor does not change."""
+
+    __pydantic_config__ = STRICT
 
     least: float
     usual: float
     most: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.least <= self.usual <= self.most:
+            raise ValueError("expected 0 < least ≤ usual ≤ most")
+
+
+Text = Annotated[str, Field(min_length=1)]
+Error = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +85,16 @@ class FittedParameters:
     `left_out_ttft_error`: of times to the first token, None if none was measured.
     """
 
-    server: str
-    kernels: str
+    __pydantic_config__ = STRICT
+
+    server: Text
+    kernels: Text
     values: Mapping[str, FittedParameter]
     clients: MeasuredClients
-    points: int
-    error: float
-    left_out_error: float
-    left_out_ttft_error: float | None = None
+    points: Count
+    error: Error
+    left_out_error: Error
+    left_out_ttft_error: Error | None = None
 
     def value(self, name: str) -> float:
         """Return a parameter, or what it is if it was not fitted."""
@@ -102,16 +119,27 @@ class FittedParameters:
         return replace(front_end, request_ns=front_end.request_ns + round(self.value(FRONT_END)))
 
 
+def _with_values(parameters: Any) -> Any:
+    """Return `parameters` of a file, in which the fitted numbers stand beside what is said of them, as a
+    `FittedParameters`."""
+    if not isinstance(parameters, dict):
+        return parameters
+    values = {name: value for name, value in parameters.items() if name in PARAMETERS}
+    return {name: value for name, value in parameters.items() if name not in values} | {"values": values}
+
+
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """A profile: for one model on one GPU, with these tensor-parallel sizes."""
 
-    name: str
-    source: str
-    gpu: str
-    model: str
-    tp: tuple[int, ...] = (1,)
-    parameters: FittedParameters | None = None
+    __pydantic_config__ = STRICT
+
+    name: Text
+    source: Text
+    gpu: Text
+    model: Text
+    tp: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] = (1,)
+    parameters: Annotated[FittedParameters | None, BeforeValidator(_with_values)] = None
     steps: ExecutorSteps | None = None
 
     def check(self, gpu: str) -> None:
@@ -168,140 +196,72 @@ def load_calibration(path: str | Path) -> Calibration:
     """Read a profile. Raises `ConfigError` with the file and every problem: unknown keys, wrong types, numbers that are
     impossible as times."""
     file = str(path)
-    return _Reader(file, read_json_object(file, read_text)).calibration()
+    return read_profile(read_json_object(file, read_text), file)
 
 
-class _Reader:
-    """Reads the object of a profile and notes every problem."""
+_PROFILE = TypeAdapter(Calibration)
+_HEAD = {"format", "version"}
+_KEYS = [
+    *(item.name for part in (Calibration, FittedParameters, ExecutorSteps, AlgorithmSteps, RoundGrids, HostCost) for item in fields(part)),
+    *PARAMETERS,
+]  # fmt: skip
 
-    KEYS = ("format", "version", *Calibration.__slots__)
-    BASE_KEYS = ("server", "kernels", "points", "error", "left_out_error", "left_out_ttft_error")
 
-    def __init__(self, file: str, data: Mapping[str, Any]) -> None:
-        self.file, self.data = file, data
-        self.problems: list[Problem] = []
-
-    def calibration(self) -> Calibration:
-        data = self.data
-        version = data.get("version")
-        if data.get("format") != FORMAT or type(version) is not int or version not in READ:
-            found = f"{data.get('format')!r}, version {version!r}"
-            message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foredraft calibrate` writes such files"
-            raise ConfigError.of(self.file, "format", message)
-        if version != VERSION and data.get("parameters") is not None:
-            message = f"{version} has waits, in whose place factors on rounds are fitted: run `foredraft calibrate --from` again"
-            raise ConfigError.of(self.file, "version", message)
-        self._known("", data, self.KEYS)
-        texts = {key: self._text(key, data) for key in ("name", "source", "gpu", "model")}
-        tp = data.get("tp")
-        if not isinstance(tp, list) or not tp or not all(type(n) is int and n >= 1 for n in tp):
-            self._problem("tp", f"expected a list of integers ≥ 1, found {_short(tp)}")
-            tp = []
-        given = data.get("parameters")
-        parameters = self._parameters(given) if given is not None else None
-        steps = None
-        if data.get("steps") is not None:
-            if given is not None:
-                self._problem("steps", "stand alone: they replace what parameters are about")
-            try:
-                steps = read_executor_steps(data["steps"], self.file)
-            except ConfigError as error:
-                self.problems += error.problems
-        elif given is None:
-            self._problem("parameters", "missing, and there are no steps either")
-        if self.problems:
-            raise ConfigError(self.file, self.problems)
-        return Calibration(**texts, tp=tuple(tp), parameters=parameters, steps=steps)
-
-    def _parameters(self, data: Any) -> FittedParameters | None:
-        if not isinstance(data, dict):
-            self._problem("parameters", f"expected an object, found {_short(data)}")
-            return None
-        self._known("parameters.", data, (*self.BASE_KEYS, "clients", *PARAMETERS))
-        server, kernels = (self._text(key, data, "parameters.") for key in ("server", "kernels"))
-        points, error, left_out = (
-            self._number(f"parameters.{key}", data.get(key)) for key in ("points", "error", "left_out_error")
+def read_profile(data: Mapping[str, Any], source: str) -> Calibration:
+    """Read the object of a profile. Raises `ConfigError` as `load_calibration` does."""
+    version = data.get("version")
+    if data.get("format") != FORMAT or type(version) is not int or version not in READ:
+        found = f"{data.get('format')!r}, version {version!r}"
+        message = f"expected {FORMAT!r}, version {VERSION}, found {found}; `foredraft calibrate` writes such files"
+        raise ConfigError.of(source, "format", message)
+    if version != VERSION and data.get("parameters") is not None:
+        message = (
+            f"{version} has waits, in whose place factors on rounds are fitted: run `foredraft calibrate --from` again"
         )
-        first = data.get("left_out_ttft_error")
-        if first is not None:
-            first = self._number("parameters.left_out_ttft_error", first)
-        values = {}
-        for name in PARAMETERS:
-            if name in data:
-                item = data[name] if isinstance(data[name], dict) else {}
-                prefix = f"parameters.{name}."
-                self._known(prefix, item, FittedParameter.__slots__)
-                least = -math.inf if name in SLOPES else 0.0
-                values[name] = FittedParameter(
-                    *(self._number(f"{prefix}{key}", item.get(key), least) for key in FittedParameter.__slots__)
-                )
-                self._plausible(name, values[name].value)
-        return FittedParameters(server, kernels, values, self._clients(data), int(points), error, left_out, first)
+        raise ConfigError.of(source, "version", message)
+    try:
+        found = _PROFILE.validate_json(json.dumps({key: value for key, value in data.items() if key not in _HEAD}))
+    except ValidationError as error:
+        raise ConfigError(source, [_problem(detail) for detail in error.errors()]) from None
+    if (found.parameters is None) == (found.steps is None):
+        message = "missing, and there are no steps either" if found.steps is None else "stand alone, without steps"
+        raise ConfigError.of(source, "parameters", message)
+    if problems := [*_implausible(found.parameters)]:
+        raise ConfigError(source, problems)
+    return found
 
-    def _clients(self, data: Mapping[str, Any]) -> MeasuredClients:
-        """Return the requests at a time of the points."""
-        given, prefix = data.get("clients"), "parameters.clients."
-        if not isinstance(given, dict):
-            self._problem("parameters.clients", f"expected an object, found {_short(given)}")
-            return MeasuredClients(1.0, 1.0, 1.0)
-        self._known(prefix, given, MeasuredClients._fields)
-        found = MeasuredClients(*(self._number(f"{prefix}{key}", given.get(key)) for key in MeasuredClients._fields))
-        if not 0 < found.least <= found.usual <= found.most:
-            self._problem("parameters.clients", f"expected 0 < least ≤ usual ≤ most, found {_short(given)}")
-        return found
 
-    def _plausible(self, name: str, value: float) -> None:
-        """Note a parameter that no deployment can have."""
-        if name in SLOPES:
-            low, high = -2.0, 2.0
-        elif name == FRONT_END:
-            low, high = 0.0, 1e12
-        else:
-            low, high = 0.01, 100.0
-        if not low <= value <= high:
-            self._problem(f"parameters.{name}.value", f"expected {low:g} … {high:g}, found {value:g}")
+def _problem(detail: Mapping[str, Any]) -> Problem:
+    """Return what is wrong under the key of the file."""
+    key = (
+        ".".join(str(part) for part in detail["loc"])
+        .replace("parameters.values.", "parameters.")
+        .removesuffix(".[key]")
+    )
+    if detail["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return Problem(key, f"unknown key{nearest(str(detail['loc'][-1]), _KEYS)}")
+    message = detail["msg"].removeprefix("Value error, ")
+    return Problem(key, f"{message[0].lower()}{message[1:]}, found {shown(detail['input'])}")
 
-    def _known(self, prefix: str, data: Mapping[str, Any], known: Any) -> None:
-        for key in data:
-            if key not in known:
-                self._problem(f"{prefix}{key}", f"unknown key{nearest(key, known)}")
 
-    def _text(self, key: str, data: Mapping[str, Any], prefix: str = "") -> str:
-        value = data.get(key)
-        if not isinstance(value, str) or not value:
-            self._problem(f"{prefix}{key}", f"expected a text, found {_short(value)}")
-            return ""
-        return value
-
-    def _number(self, key: str, value: Any, least: float = 0.0) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < least:
-            self._problem(key, f"expected a number{' ≥ 0' if least == 0 else ''}, found {_short(value)}")
-            return 0.0
-        return float(value)
-
-    def _problem(self, key: str, message: str) -> None:
-        self.problems.append(Problem(key, message))
+def _implausible(fitted: FittedParameters | None) -> Iterator[Problem]:
+    """Yield the parameters that no deployment can have."""
+    for name, item in (fitted.values if fitted is not None else {}).items():
+        low, high = (-2.0, 2.0) if name in SLOPES else (0.0, 1e12) if name == FRONT_END else (0.01, 100.0)
+        if not low <= item.value <= high:
+            yield Problem(f"parameters.{name}.value", f"expected {low:g} … {high:g}, found {item.value:g}")
+        for end in ("low", "high"):
+            if name not in SLOPES and getattr(item, end) < 0:
+                yield Problem(f"parameters.{name}.{end}", f"expected a number ≥ 0, found {getattr(item, end):g}")
 
 
 def profile_document(calibration: Calibration) -> dict[str, Any]:
     """Return the JSON object that `load_calibration` reads as `calibration`."""
-    document: dict[str, Any] = {"format": FORMAT, "version": VERSION}
-    document |= {key: getattr(calibration, key) for key in ("name", "source", "gpu", "model")}
-    document["tp"] = list(calibration.tp)
-    fitted = calibration.parameters
-    if fitted is not None:
-        items = {n: {k: getattr(item, k) for k in FittedParameter.__slots__} for n, item in fitted.values.items()}
-        base = {key: getattr(fitted, key) for key in _Reader.BASE_KEYS}
-        document["parameters"] = base | {"clients": fitted.clients._asdict()} | items
-    if calibration.steps is not None:
-        document["steps"] = calibration.steps.to_json()
-    return document
+    document = _PROFILE.dump_python(calibration, mode="json", exclude_none=True)
+    if calibration.parameters is not None:
+        document["parameters"] |= document["parameters"].pop("values")
+    return {"format": FORMAT, "version": VERSION} | document
 
 
 def _words(numbers: tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]} …"

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, overload
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from ...core.contract.step import RoundShape
 from ...core.errors import ConfigError, Problem, nearest
@@ -40,14 +41,52 @@ AXES: dict[str, tuple[str, ...]] = {
     "graph": ("rows", "context"),
 }
 GROWING = ("chunks", "tokens", "context")  # axes along which a grid goes on behind its end
+STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+"""The reading of a profile: no unknown keys, and no values of another type."""
+
+
+def _ascending(points: tuple[int, ...]) -> tuple[int, ...]:
+    if sorted(set(points)) != list(points):
+        raise ValueError("expected ascending whole numbers")
+    return points
+
+
+def _times(value: Any, read: ValidationInfo) -> np.ndarray:
+    """Return the times of a grid, whose axes have been read."""
+    axes = read.data.get("axes")
+    if axes is None:
+        return np.empty(0)  # their own problem is told
+    ns = np.array(value, dtype=float)
+    if ns.shape != tuple(map(len, axes.values())) or not np.isfinite(ns).all() or (ns < 0).any():
+        raise ValueError(f"expected {' × '.join(f'{len(points)} {axis}' for axis, points in axes.items())} numbers ≥ 0")
+    return ns
+
+
+def _over(kind: str) -> BeforeValidator:
+    """Return the validator of a grid of this kind, which has its axes, in any order."""
+
+    def ordered(value: Any) -> Any:
+        axes = value.get("axes") if isinstance(value, dict) else None
+        if not isinstance(axes, dict) or set(axes) != set(AXES[kind]):
+            raise ValueError(f"expected times over the axes {', '.join(AXES[kind])}")
+        return {**value, "axes": {name: axes[name] for name in AXES[kind]}}
+
+    return BeforeValidator(ordered)
+
+
+Count = Annotated[int, Field(ge=0)]
+Axis = Annotated[tuple[Count, ...], Field(min_length=1, strict=False), AfterValidator(_ascending)]
+Times = Annotated[np.ndarray, PlainValidator(_times), PlainSerializer(lambda ns: ns.round().tolist())]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
     """Nanoseconds over the product of named axes, float64 of their lengths; each axis ascends."""
 
-    axes: Mapping[str, tuple[int, ...]]
-    ns: np.ndarray
+    __pydantic_config__ = STRICT
+
+    axes: Mapping[str, Axis]
+    ns: Times
 
     def at(self, **coordinates: float) -> Grid:
         """Return the rest of the grid at these coordinates; if no axis is left, `ns` is one number.
@@ -65,9 +104,6 @@ class Grid:
             del axes[name]
         return Grid(axes, ns)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"axes": {name: list(points) for name, points in self.axes.items()}, "ns": self.ns.round().tolist()}
-
 
 def _place(points: Sequence[int], value: float, name: str) -> tuple[int, float]:
     """Return the point before `value`, and how far it is on the way to the next, above 1 behind the last."""
@@ -83,10 +119,30 @@ def _place(points: Sequence[int], value: float, name: str) -> tuple[int, float]:
 class RoundGrids:
     """The parts of rounds with one branching: 1 for chains and plain decoding."""
 
-    draft: Grid
-    verify: Grid
-    kv_move: Grid
-    extend: Grid
+    __pydantic_config__ = STRICT
+
+    draft: Annotated[Grid, _over("draft")]
+    verify: Annotated[Grid, _over("verify")]
+    kv_move: Annotated[Grid, _over("kv_move")]
+    extend: Annotated[Grid, _over("extend")]
+
+    def __post_init__(self) -> None:
+        if not self.draft.axes["context"] == self.verify.axes["context"] == self.extend.axes["context"]:
+            raise ValueError("expected the same context axis in draft, verify and extend")
+
+
+def _shape(name: Any) -> Any:
+    """Return the shape of a captured round by its name in a profile, steps-topk-nodes."""
+    numbers = name.split("-") if isinstance(name, str) else ()
+    if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
+        raise ValueError("expected steps-topk-nodes as its name")
+    return RoundShape(*map(int, numbers))
+
+
+Branching = Annotated[int, Field(ge=1)]
+ShapeName = Annotated[
+    RoundShape, PlainValidator(_shape), PlainSerializer(lambda shape: "-".join(map(str, shape)), return_type=str)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +152,13 @@ class AlgorithmSteps:
     `shared_ns`: by how much a step with a prompt and a round is shorter than two steps.
     """
 
-    prefill: Grid
-    rest: Grid
-    rounds: Mapping[int, RoundGrids]  # by topk
-    graphs: Mapping[RoundShape, Grid] = field(default_factory=dict)
-    shared_ns: int = 0
+    __pydantic_config__ = STRICT
+
+    prefill: Annotated[Grid, _over("prefill")]
+    rest: Annotated[Grid, _over("rest")]
+    rounds: Mapping[Branching, RoundGrids]  # by topk
+    graphs: Mapping[ShapeName, Annotated[Grid, _over("graph")]] = field(default_factory=dict)
+    shared_ns: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +170,15 @@ class ExecutorSteps:
     logarithm of a step's time, by kind of step (prefill, decode, host).
     """
 
+    __pydantic_config__ = STRICT
+
     device: str
     threads: int
     padded: bool
     target: Mapping[str, int]
     host: HostCost
-    algorithms: Mapping[str, AlgorithmSteps]
-    spread: Mapping[str, float] = field(default_factory=dict)
+    algorithms: Annotated[Mapping[str, AlgorithmSteps], Field(min_length=1)]
+    spread: Mapping[str, Annotated[float, Field(ge=0)]] = field(default_factory=dict)
 
     def cost(self, spec: EngineSpec, source: str) -> StepCost:
         """Return the cost of steps of `spec`. Raises ConfigError with everything that the profile lacks."""
@@ -153,30 +213,6 @@ class ExecutorSteps:
         ]
         if problems:
             raise ConfigError(source, problems)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object that `steps_file.read_executor_steps` reads back."""
-        return {
-            "device": self.device,
-            "threads": self.threads,
-            "padded": self.padded,
-            "target": dict(self.target),
-            "host": asdict(self.host),
-            "spread": dict(self.spread),
-            "algorithms": {
-                name: {
-                    "prefill": tables.prefill.to_json(),
-                    "rest": tables.rest.to_json(),
-                    "rounds": {
-                        str(topk): {part.name: getattr(grids, part.name).to_json() for part in fields(grids)}
-                        for topk, grids in tables.rounds.items()
-                    },
-                    "shared_ns": tables.shared_ns,
-                    "graphs": {"-".join(map(str, key)): grid.to_json() for key, grid in tables.graphs.items()},
-                }
-                for name, tables in self.algorithms.items()
-            },
-        }
 
     def merged(self, other: ExecutorSteps) -> ExecutorSteps:
         """Return these tables with the algorithms of `other`, measured on the same device with the same model."""

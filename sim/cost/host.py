@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
 
 from ...core.errors import ForedraftError, nearest, nearest_name
 from .draft import EAGLE3
@@ -16,6 +18,9 @@ from .draft import EAGLE3
 
 class UnknownHostPreset(ForedraftError):
     """A host preset that does not exist; the message lists the known ones."""
+
+
+Nanoseconds = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +33,22 @@ class HostCost:
     share per row.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     name: str
     source: str
-    plan_base_ns: int
-    launch_base_ns: int
-    commit_base_ns: int
-    plan_row_ns: int = 0
-    launch_row_ns: int = 0
-    commit_row_ns: int = 0
-    commit_token_ns: int = 0
-    sampling_base_ns: int = 0
-    sampling_row_ns: int = 0
-    detokenise_token_ns: int = 0
-    verify_base_ns: int = 0
-    verify_row_ns: int = 0
+    plan_base_ns: Nanoseconds
+    launch_base_ns: Nanoseconds
+    commit_base_ns: Nanoseconds
+    plan_row_ns: Nanoseconds = 0
+    launch_row_ns: Nanoseconds = 0
+    commit_row_ns: Nanoseconds = 0
+    commit_token_ns: Nanoseconds = 0
+    sampling_base_ns: Nanoseconds = 0
+    sampling_row_ns: Nanoseconds = 0
+    detokenise_token_ns: Nanoseconds = 0
+    verify_base_ns: Nanoseconds = 0
+    verify_row_ns: Nanoseconds = 0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

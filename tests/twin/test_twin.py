@@ -13,7 +13,7 @@ from foredraft.core.prompt import Prompt
 from foredraft.gpu.measure.cells import MeasuringPlan
 from foredraft.gpu.measure.clock import CpuClock, make_clock
 from foredraft.gpu.measure.served import TimedOrder, metrics_of
-from foredraft.sim.cost.steps_file import read_executor_steps
+from foredraft.sim.cost.calibration import Calibration, profile_document, read_profile
 from foredraft.sim.scenario_file import scenario_with
 from foredraft.twin import run as twin_run
 from foredraft.twin.acceptance import (
@@ -275,11 +275,13 @@ def test_from_arms_to_comparisons(make_arms):
 
 def test_a_profile_of_a_faster_machine_is_seen_in_its_pace(make_arms):
     (arm,) = make_arms(chain={"draft": "EAGLE3", "steps": 2, "max_running": 2, "context_len": 64})
-    steps = measure_steps([arm], MeasuringPlan(2, rows=(1, 2), contexts=(4, 30), clock="cpu")).steps.to_json()
+    measured = measure_steps([arm], MeasuringPlan(2, rows=(1, 2), contexts=(4, 30), clock="cpu")).steps
+    document = profile_document(Calibration("own", "a test", "a device", "target", steps=measured))
+    steps = document["steps"]
     chain = steps["algorithms"]["EAGLE3"]["rounds"]["1"]
     for part in (*chain.values(), steps["algorithms"]["EAGLE3"]["rest"]):
         part["ns"] = (np.array(part["ns"]) / 10).tolist()
-    faster = read_executor_steps(steps, "faster").cost(arm.spec, "faster")
+    faster = read_profile(document, "faster").steps.cost(arm.spec, "faster")
     assert 10 / 4 < ArmPace(arm, faster, "cpu").now() < 40
 
 

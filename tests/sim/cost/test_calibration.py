@@ -81,7 +81,7 @@ def changed(key, value):
         ("tabels", {}, "tabels"),
         ("parameters", [], "parameters"),
         ("parameters.server", None, "parameters.server"),
-        ("parameters.round_factor", 1.0, "parameters.round_factor.value"),
+        ("parameters.round_factor", 1.0, "parameters.round_factor"),
         ("parameters.round_factor.value", 1000.0, "parameters.round_factor.value"),
         ("parameters.round_slope.value", -3.0, "parameters.round_slope.value"),
         ("parameters.clients", 8, "parameters.clients"),
