@@ -291,11 +291,6 @@ class ServerMetrics:
         """Requests that ended, by reason, over all engines."""
         return {reason: sum(one.totals["ended", reason] for one in self.counts.values()) for reason in REASONS.values()}
 
-    def sum_of(self, key: str) -> float:
-        """Return the sum of the values of a histogram, over all engines and labels."""
-        found = (of for one in self.counts.values() for (name, _), of in one.histograms.items() if name == key)
-        return sum(histogram.total for histogram in found)
-
     def server_values(self) -> dict[str, float]:
         """Return the numbers of the server as a whole that have no further label."""
         pace = {}

@@ -160,12 +160,6 @@ class KvPublisher:
         """Where the events of each engine are published."""
         return [channel.publisher.getsockopt_string(zmq.LAST_ENDPOINT) for channel in self._channels]
 
-    @property
-    def replay_addresses(self) -> list[str]:
-        """Where each engine's batches can be asked for once more."""
-        replays = [channel.replay for channel in self._channels if channel.replay is not None]
-        return [replay.getsockopt_string(zmq.LAST_ENDPOINT) for replay in replays]
-
     def publish(self) -> None:
         """Hand over the events of the caches since the last call, a batch for each engine."""
         for number, events in enumerate(self._events):

@@ -230,13 +230,6 @@ def _mean_parts(length: int, prompt_lens: np.ndarray) -> tuple[float, float]:
     return shared, float(prompt_lens.mean()) - shared
 
 
-def expected_hit_rate(prefixes: Mapping[str, Any], prompt_lens: np.ndarray, cache_tokens: float) -> float:
-    """Return the share of prompt tokens that a cache of this size finds, of as many requests as there are
-    lengths (int64 [n])."""
-    means = _mean_parts(prefixes["length"], prompt_lens)
-    return _hit_rate(prefixes["groups"], prefixes["zipf"], *means, len(prompt_lens), cache_tokens)
-
-
 def _hit_rate(groups: int, zipf: float, shared: float, own: float, count: int, cache_tokens: float) -> float:
     """Return the share of the tokens of `count` prompts that are found; `shared` and `own` are the mean tokens of a
     prompt's parts.

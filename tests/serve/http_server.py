@@ -118,6 +118,12 @@ def serving(
         assert not thread.is_alive()
 
 
+def sum_of_times(metrics: ServerMetrics) -> float:
+    """Return the sum of the times of whole requests, in seconds."""
+    every = (of for engine in metrics.counts.values() for (name, _), of in engine.histograms.items() if name == "e2e")
+    return sum(histogram.total for histogram in every)
+
+
 def simulated_body(
     *settings: str,
     speed: float = 10.0,

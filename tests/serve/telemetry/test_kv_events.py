@@ -175,7 +175,7 @@ def test_subscribers_learn_of_prompts_and_can_ask_for_what_they_missed():
     subscriber, late = context.socket(zmq.SUB), context.socket(zmq.DEALER)
     subscriber.subscribe("kv@")
     subscriber.connect(publisher.addresses[0])
-    late.connect(publisher.replay_addresses[0])
+    late.connect(publisher._channels[0].replay.getsockopt_string(zmq.LAST_ENDPOINT))
     time.sleep(0.3)  # ZeroMQ tells a publisher of its subscribers on its own time
     prompt = list(range(100, 122))
     begin = time.time()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from foredraft import simulate
 from foredraft.core.prompt import Prompt
-from foredraft.sim.calibration.synthesis import expected_hit_rate, ks_distance, synthesize, synthetic
+from foredraft.sim.calibration.synthesis import ks_distance, synthesize, synthetic
 from foredraft.sim.workload.description import ArrivalDescription, ReuseMeter, describe
 from foredraft.sim.workload.workload import TimedRequest
 from hypothesis import given
@@ -128,15 +128,6 @@ def test_the_distance_is_that_of_the_distribution_functions():
     assert ks_distance(np.array([1, 2, 3]), np.array([1, 2, 3, 1, 2, 3])) == 0
     assert ks_distance(np.array([1, 1]), np.array([2])) == 1
     assert ks_distance(np.arange(100), np.arange(100) + 10) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("cache", [20_000, 80_000, None], ids=str)
-def test_the_expected_hit_rate_is_that_of_a_simulated_cache(cache):
-    prefixes = {"groups": 200, "length": 300, "zipf": 0.8}
-    table = {**LENGTHS, "num_requests": 3000, "prefixes": prefixes}
-    described, columns = describe(synthetic(table), [cache] if cache else [])
-    found = described.reuse.caches[cache] if cache else described.reuse.infinite
-    assert expected_hit_rate(prefixes, columns.prompt_lens, cache or np.inf) == pytest.approx(found, abs=0.03)
 
 
 def test_a_fit_of_shared_prefixes_finds_their_hit_rates():
