@@ -41,17 +41,16 @@ TEXTS = ("algorithm", "model", "gpu")
 WHOLE = ("concurrency", "num_requests", "steps", "topk", "num_draft_tokens", "tensor_parallel")
 MEASURED = ("mean_tpot_ms", "output_tokens_per_s", "mean_ttft_ms")
 SPECULATION = ("steps", "topk", "num_draft_tokens", "accept_length")
-
-MOST = {
-    "concurrency": 4096,
-    "num_requests": 10**7,
-    "steps": 63,
-    "topk": 64,
-    "num_draft_tokens": 4096,
-    "tensor_parallel": 64,
-}
-LONGEST = 10**6  # tokens
-PLAUSIBLE = {
+RANGES: dict[str, tuple[float, float, str]] = {
+    "concurrency": (1, 4096, "clients"),
+    "num_requests": (1, 10**7, "requests"),
+    "steps": (0, 63, "steps"),
+    "topk": (1, 64, "branches"),
+    "num_draft_tokens": (1, 4096, "nodes"),
+    "tensor_parallel": (1, 64, "devices"),
+    **dict.fromkeys(("input_tokens", "output_tokens"), (1, 10**6, "tokens")),
+    **dict.fromkeys(("input_std", "output_std"), (0, 10**6, "tokens")),
+    "accept_length": (0, 64, "tokens"),
     "mean_tpot_ms": (1e-3, 60e3, "milliseconds"),
     "mean_ttft_ms": (1e-3, 86.4e6, "milliseconds"),
     "output_tokens_per_s": (1e-3, 1e8, "tokens per second"),
@@ -161,20 +160,13 @@ def _values(record: Record, problem: Any) -> Iterator[tuple[str, Any]]:
             else:
                 yield column, value.strip()
             continue
-        number = _number(value)
+        number, (least, most, unit) = _number(value), RANGES[column]
         if number is None:
             problem(column, f"expected a finite number, found {_short(value)}")
-        elif column in WHOLE and (number != int(number) or number > MOST[column]):
-            problem(column, f"expected a whole number, at most {MOST[column]:,}, found {_short(value)}")
-        elif number < 0 or (number == 0 and column not in ("steps", "input_std", "output_std")):
-            problem(column, f"expected a number above 0, found {_short(value)}")
-        elif column in PLAUSIBLE and not PLAUSIBLE[column][0] <= number <= PLAUSIBLE[column][1]:
-            least, most, unit = PLAUSIBLE[column]
+        elif not least <= number <= most:
             problem(column, f"expected {least:g} … {most:,.0f} {unit}, found {_short(value)}")
-        elif column in ("input_tokens", "output_tokens") and not 1 <= number <= LONGEST:
-            problem(column, f"expected 1 … {LONGEST:,} tokens, found {number:g}")
-        elif column in ("input_std", "output_std") and number > LONGEST:
-            problem(column, f"expected at most {LONGEST:,} tokens, found {number:g}")
+        elif column in WHOLE and number != int(number):
+            problem(column, f"expected a whole number of {unit}, found {_short(value)}")
         else:
             yield column, int(number) if column in WHOLE else number
 

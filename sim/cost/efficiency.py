@@ -171,27 +171,12 @@ class Efficiency:
 
     def explain(self) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`."""
-        rows = (
-            ("bandwidth", "streaming: fraction of bandwidth", 1.0, ""),
-            ("product_bandwidth", "matrix products: fraction of bandwidth", 1.0, ""),
-            ("compute", "matrix products: fraction of compute", 1.0, ""),
-            ("attention_bandwidth", "attention: fraction of bandwidth", 1.0, ""),
-            ("attention_compute", "attention: fraction of compute", 1.0, ""),
-            ("ramp_ns", "streaming kernel ramp", 1e-3, "us"),
-            ("product_ramp_ns", "matrix product ramp", 1e-3, "us"),
-            ("small_kernel_ns", "small kernel in a graph", 1e-3, "us"),
-            ("narrow_compute", "matrix products of 8 bits and fewer: share of that", 1.0, ""),
-            ("quantize_ns", "quantizing the activations of a product", 1e-3, "us"),
-            ("product_exponent", "soft corner exponent of matrix products", 1.0, ""),
-            ("soft_exponent", "soft corner exponent of attention", 1.0, ""),
-            ("unequal_rows", "verify pass of unequal rows over one of equal rows", 1.0, ""),
-        )
         explained = []
-        for name, label, scale, unit in rows:
+        for name, (label, unit, source) in EXPLAINED.items():
             value = getattr(self, name)
             # A source is that of its own value only.
-            source = SOURCES[name] if value == getattr(DEFAULT_EFFICIENCY, name) else OTHER_VALUE
-            explained.append((label, value * scale, unit, source))
+            source = source if value == getattr(DEFAULT_EFFICIENCY, name) else OTHER_VALUE
+            explained.append((label, value * (1e-3 if unit else 1.0), unit, source))
         return explained
 
 
@@ -200,20 +185,26 @@ OTHER_VALUE = "assumption for this device, or set by the user"
 _FITTED = (
     "fitted to the database of measured kernels, 15 dense models on five GPUs, 1 to 8,192 tokens (docs/servers.md)"
 )
-SOURCES = {
-    "bandwidth": "assumption: streaming kernels reach 85-92 % of HBM bandwidth; 0.88",
-    "ramp_ns": "assumption: 2 us from launch to steady streaming and back, per kernel",
-    **dict.fromkeys(
-        ("product_bandwidth", "compute", "narrow_compute", "quantize_ns", "product_exponent", "product_ramp_ns"),
-        _FITTED,
-    ),
-    "attention_bandwidth": "assumption: a long KV streams as weights do, 0.88 (the 39.3 ns per token of "
-    "arXiv 2601.11580 would be the full peak)",
-    "attention_compute": "assumption: FlashAttention prefill of a few thousand tokens reaches half of peak",
-    "small_kernel_ns": "assumption: 2 us for a small kernel inside a CUDA graph",
-    "soft_exponent": "assumption: p = 1.5",
-    "unequal_rows": "assumption: as fast as equal rows",
+_OF_ATTENTION = "assumption: a long KV streams as weights do, 0.88 (the 39.3 ns per token of arXiv 2601.11580 would be the full peak)"
+_OF_PROMPTS = "assumption: FlashAttention prefill of a few thousand tokens reaches half of peak"
+_OF_STREAMS = "assumption: streaming kernels reach 85-92 % of HBM bandwidth; 0.88"
+_OF_RAMPS = "assumption: 2 us from launch to steady streaming and back, per kernel"
+EXPLAINED: dict[str, tuple[str, str, str]] = {
+    "bandwidth": ("streaming: fraction of bandwidth", "", _OF_STREAMS),
+    "product_bandwidth": ("matrix products: fraction of bandwidth", "", _FITTED),
+    "compute": ("matrix products: fraction of compute", "", _FITTED),
+    "attention_bandwidth": ("attention: fraction of bandwidth", "", _OF_ATTENTION),
+    "attention_compute": ("attention: fraction of compute", "", _OF_PROMPTS),
+    "ramp_ns": ("streaming kernel ramp", "us", _OF_RAMPS),
+    "product_ramp_ns": ("matrix product ramp", "us", _FITTED),
+    "small_kernel_ns": ("small kernel in a graph", "us", "assumption: 2 us for a small kernel inside a CUDA graph"),
+    "narrow_compute": ("matrix products of 8 bits and fewer: share of that", "", _FITTED),
+    "quantize_ns": ("quantizing the activations of a product", "us", _FITTED),
+    "product_exponent": ("soft corner exponent of matrix products", "", _FITTED),
+    "soft_exponent": ("soft corner exponent of attention", "", "assumption: p = 1.5"),
+    "unequal_rows": ("verify pass of unequal rows over one of equal rows", "", "assumption: as fast as equal rows"),
 }
+"""What a number is, its unit, and its source."""
 
 DEFAULT_EFFICIENCY = Efficiency()
 

@@ -217,10 +217,6 @@ def _read_gpu(row: Mapping[str, str]) -> GPU:
     )
 
 
-with Path(__file__).with_name("gpus.csv").open(newline="", encoding="utf-8") as _file:
-    _CATALOGUE: tuple[GPU, ...] = tuple(map(_read_gpu, csv.DictReader(_file)))
-
-
 _OTHERS = {
     "a10g", "a30", "a40", "a800", "v100", "t4", "l2", "b100", "gh200", "h100nvl", "h100pcie", "rtx3080", "rtx4080",
     "rtx5080", "a6000", "rtxa6000", "rtx5000ada", "rtxpro5000", "mi250x", "mi300a", "mi308x", "mi350x",
@@ -233,35 +229,15 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_BY_KEY: dict[str, GPU] = {_key(entry.name): entry for entry in _CATALOGUE}
-_ALIASES = {
-    "a10080g": "a100",
-    "a10080gb": "a100",
-    "a100sxm": "a100",
-    "a10040gb": "a10040g",
-    "h10080g": "h100",
-    "h10080gb": "h100",
-    "h100sxm": "h100",
-    "h100sxm5": "h100",
-    "h200sxm": "h200",
-    "3090": "rtx3090",
-    "4090": "rtx4090",
-    "5090": "rtx5090",
-    "6000ada": "rtx6000ada",
-    "rtx6000adageneration": "rtx6000ada",
-    "pro6000": "rtxpro6000",
-    "rtxpro6000blackwell": "rtxpro6000",
-    "rtxpro6000blackwellworkstationedition": "rtxpro6000",
-    "rtxpro6000blackwellserveredition": "rtxpro6000server",
-    "rtxpro6000serveredition": "rtxpro6000server",
-    "h2096gb": "h20",
-    "dgxspark": "gb10",
-}
+with Path(__file__).with_name("gpus.csv").open(newline="", encoding="utf-8") as _file:
+    _ROWS = [(row, _read_gpu(row)) for row in csv.DictReader(_file)]
+
+_BY_KEY: dict[str, GPU] = {key: gpu for row, gpu in _ROWS for key in (_key(gpu.name), *row["also"].split())}
 
 
 def known_gpus() -> tuple[str, ...]:
     """Return the names in the catalogue, in its order."""
-    return tuple(entry.name for entry in _CATALOGUE)
+    return tuple(gpu.name for _, gpu in _ROWS)
 
 
 CUSTOM = "custom"
@@ -312,7 +288,6 @@ def lookup_gpu(name: str) -> GPU:
     Raises `UnknownGPU` with the nearest known name.
     """
     key = re.sub(r"^(nvidia|amd|geforce|instinct)+", "", _key(name))
-    key = _ALIASES.get(key, key)
     if key not in _BY_KEY:
         hint = "" if key in _OTHERS else nearest_name(name.upper(), known_gpus())
         known = ", ".join(known_gpus())

@@ -136,17 +136,7 @@ class MemoryPlan:
 
     def terms(self) -> dict[str, int]:
         """Return the terms in bytes; they sum to at most `total_bytes`, short of it by less than a page of the pool."""
-        return {
-            "reserved": self.reserved_bytes,
-            "context": self.context_bytes,
-            "target_weights": self.target_weights_bytes,
-            "draft_weights": self.draft_weights_bytes,
-            "activations": self.activations_bytes,
-            "hidden_states": self.hidden_states_bytes,
-            "graphs": self.graphs_bytes,
-            "recurrent_states": self.recurrent_states_bytes,
-            "kv_pool": self.kv_pool_bytes,
-        }
+        return {name: getattr(self, f"{name}_bytes") for name in _SOURCES}
 
     def explain(self, config: EngineConfig) -> list[tuple[str, float, str, str]]:
         """Return rows (name, value, unit, source) for `--explain`. `config`: of the engine that has this pool."""
