@@ -21,7 +21,7 @@ from ..gpu.measure.arm import Arm
 from ..gpu.models.decoder import Decoder
 from ..gpu.session.devices import ops_for, set_threads
 from ..gpu.session.plan import SessionOptions, SessionPlan, algorithm_name, plan_session
-from ..gpu.session.round_cost import measure_cost_table
+from ..gpu.session.round_cost import measure_costs
 from ..gpu.session.session import load_models, named_memory_errors
 from ..gpu.types.ops import Ops
 from ..sim.scenario import Scenario
@@ -185,8 +185,8 @@ def open_arms(
         ops, target, draft = loaded[key]
         spec = replace(plan.spec, decodes_text=False).with_config(**engine or {})
         spec.resolve_sizes()
-        if spec.policy == "goodput":
+        if spec.lacks_costs:
             on_progress(f"{name}: measuring what its rounds cost")
-            spec = replace(spec, cost_table=measure_cost_table(spec, target, draft, ops))
+            spec = replace(spec, cost_table=measure_costs(spec, target, draft, ops))
         arms.append(TwinArm(name, spec, target, draft, ops, plan=plan))
     return arms

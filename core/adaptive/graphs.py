@@ -19,6 +19,10 @@ class MissingGraph(ForedraftError):
     """A round fits into a captured batch size, but nothing was built under its key; the message lists what was."""
 
 
+PACKED_PER_KEY = 4
+"""The most graphs of packed rounds for each shape and batch size."""
+
+
 class GraphKey(NamedTuple):
     """The key of the graph of a decode round. `batch_size` is the captured size to which the round is padded."""
 
@@ -36,7 +40,9 @@ class GraphKey(NamedTuple):
     def all_packed(self) -> tuple[GraphKey, ...]:
         """The keys of all graphs of packed rounds, the largest first."""
         nodes = self.batch_size * self.shape.nodes
-        sizes = sorted({-(-nodes * quarters // 4) for quarters in range(1, 5)}, reverse=True)
+        sizes = sorted(
+            {-(-nodes * quarters // PACKED_PER_KEY) for quarters in range(1, PACKED_PER_KEY + 1)}, reverse=True
+        )
         return tuple(self._replace(num_tokens=size) for size in sizes)
 
 

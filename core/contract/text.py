@@ -62,6 +62,16 @@ class TextDecoder(Protocol):
     def decode(self, tokens: np.ndarray) -> str: ...
 
 
+class NoTextDecoder(TextDecoder):
+    """The text decoder of a replayed engine.
+
+    It never finds a stop string, because the results say where one ended a request.
+    """
+
+    def decode(self, tokens: np.ndarray) -> str:
+        return ""
+
+
 def context_of(decoder: TextDecoder, prompt: Sequence[int] | np.ndarray) -> list[int]:
     """Return the tokens at the end of a prompt behind which its output is decoded: as few as have text that is whole,
     none if none of the last tokens have. Decoders may strip a space from the first token of a text, and an output is no

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from ..adaptive import AdaptiveConfig, AdaptiveController, Costs, SlotConfig, build_controller, costs_from_json
 from ..adaptive.config import (
     DEFAULT_PRESETS,
@@ -31,7 +29,7 @@ from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
 from ..contract.events import EventSink, ignore
 from ..contract.step import RoundShape
-from ..contract.text import TextDecoder
+from ..contract.text import NoTextDecoder, TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
 from .config import OMITTED, EngineConfig, EngineRole, EngineSizes
@@ -94,6 +92,7 @@ DEFAULT_TREE_NODES = 16
 UNUSED_BY_GOODPUT = (
     *("ema_alpha", "up_hysteresis", "down_hysteresis", "ceiling_coeff", "min_dwell_batches", "probe_backoff"),
 )
+COST_POLICIES = ("goodput", "confidence")  # they decide by a table of times
 UNSIZED_POOL = 1 << 40  # `num_pages` while the size of the KV pool is not known yet
 GRAPH_SIZES = (1, 2, 4, *range(8, 513, 8))  # dense where padding is expensive
 
@@ -112,6 +111,16 @@ class EngineSpec:
     cost_table: Costs | None = None  # of the policies goodput and confidence
     graph_sizes: tuple[int, ...] | None = None  # captured batch sizes, which the controller routes by; None: no graphs
     decodes_text: bool = False  # the engine has a tokenizer, so it takes requests with stop strings
+
+    @property
+    def lacks_costs(self) -> bool:
+        """Whether the policy decides by times of passes that are not known yet."""
+        return self.cost_table is None and self.policy in COST_POLICIES
+
+    @property
+    def without_costs(self) -> EngineSpec:
+        """The same candidates, with a policy that needs no costs."""
+        return replace(self, policy="fixed" if self.policy == "fixed" else "ema", cost_table=None)
 
     @property
     def max_steps(self) -> int:
@@ -160,9 +169,7 @@ class EngineSpec:
 
         Raises ConfigError if configuration, algorithm and candidates contradict each other.
         """
-        chooser = "fixed" if self.policy == "fixed" else "ema"  # needs no cost table; the candidates alone matter
-        controller = replace(self, policy=chooser).make_controller()
-        return EngineSizes.resolve(self.config, self.make_algorithm(), controller)
+        return EngineSizes.resolve(self.config, self.make_algorithm(), self.without_costs.make_controller())
 
     def with_config(self, **changes: Any) -> EngineSpec:
         """Return the same specification with other fields of its configuration."""
@@ -253,16 +260,6 @@ def _config_from_json(value: Any, key: str, source: str) -> EngineConfig:
     return EngineConfig(**config)
 
 
-class NoTextDecoder(TextDecoder):
-    """The text decoder of a replayed engine.
-
-    It never finds a stop string, because the results say where one ended a request.
-    """
-
-    def decode(self, tokens: np.ndarray) -> str:
-        return ""
-
-
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
     """What a user chose of speculation. None: left open.
@@ -339,6 +336,9 @@ def _steps_of(
     policy = choice.policy or ("fixed" if choice.adaptive is None else "ema")
     if not algorithm.is_speculative:
         return "fixed", 0, fixed_config(0)
+    if policy == "confidence" and (choice.topk > 1 or algorithm.drafter is Drafter.LOOKUP):
+        what = f"chains that a model drafts, not of {algorithm.name} with top-{choice.topk}"
+        raise ConfigError.of(choice.source, "policy", f"confidence chooses among the drafts of {what}")
     if policy == "fixed" or (policy == "confidence" and choice.steps is not None and choice.adaptive is None):
         steps = num_heads or DEFAULT_STEPS if choice.steps is None else choice.steps
         return policy, steps, fixed_config(steps)

@@ -148,8 +148,7 @@ def spec_for(role: EngineRole, spec: EngineSpec) -> EngineSpec:
     spec = spec.with_role(role)
     if role is EngineRole.DECODE:
         return spec
-    policy = "ema" if spec.policy == "goodput" else spec.policy
-    return replace(spec, policy=policy, cost_table=None, graph_sizes=None)
+    return replace(spec.without_costs, graph_sizes=None)
 
 
 class Worker:

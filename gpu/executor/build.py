@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...core.adaptive.lengths.confidence import NO_BUDGETS
 from ...core.algorithm.algorithm import AlgorithmShape, Drafter, DraftKV, SpecAlgorithm
 from ...core.algorithm.host_drafts import HostDrafts
 from ...core.algorithm.hybrid import HybridChoice
@@ -59,7 +60,8 @@ def build_executor(
     executor = TorchExecutor(engine, models, options)
     if options.graph_sizes is not None:
         sizes = options.graph_sizes if models.draft.is_captured else None
-        allowed = options.graph_sampling, options.graph_outputs, config.verify != VERIFY_ALL
+        has_budgets = engine.controller.budgets is not NO_BUDGETS
+        allowed = options.graph_sampling, options.graph_outputs, config.verify != VERIFY_ALL, has_budgets
         engine.controller.init_states(sizes, lambda keys: executor.graphs.allow(keys, *allowed))
     return executor
 

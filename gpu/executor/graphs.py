@@ -285,13 +285,18 @@ class RoundGraphs:
         self._table: GraphTable[GraphKey] = GraphTable()
         self._captured: dict[tuple[GraphKey, Variant], CapturedRound | None] = {}
 
-    def allow(self, keys: Sequence[GraphKey], sampled: bool, outputs: bool, unequal: bool = False) -> None:
+    def allow(
+        self, keys: Sequence[GraphKey], sampled: bool, outputs: bool, unequal: bool = False, budgets: bool = False
+    ) -> None:
         """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user
-        outputs if `outputs`, those of rows of unequal lengths if `unequal`."""
+        outputs if `outputs`, those of rows of unequal lengths if `unequal`. With `budgets` all rounds with drafts have
+        one."""
         self._variants = variants_of(sampled, outputs)
         self._keys = tuple(keys)
-        if unequal:
-            self._keys += tuple(packed for key in keys if key.shape.nodes > 1 for packed in key.all_packed)
+        if unequal or budgets:
+            packed = tuple(one for key in keys if key.shape.nodes > 1 for one in key.all_packed)
+            equal = tuple(key for key in keys if key.shape.nodes == 1) if budgets else self._keys
+            self._keys = equal + tuple(key._replace(has_budget=budgets) for key in packed)
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)
 

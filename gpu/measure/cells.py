@@ -89,9 +89,8 @@ class StepTimer:
         page_size = spec.config.page_size
         row_slots = ceil_to_page(spec.resolve_sizes().row_width, page_size)
         pages = spec.config.max_running * row_slots // page_size
-        spec = replace(spec, cost_table=None, decodes_text=False).with_config(num_pages=pages, prefix_cache=False)
-        if spec.policy == "goodput":
-            spec = replace(spec, policy="ema")  # needs no costs; steps are chosen here
+        spec = replace(spec.without_costs, decodes_text=False)  # steps are chosen here
+        spec = spec.with_config(num_pages=pages, prefix_cache=False)
         engine = spec.make_engine()
         self._now_ns = now_ns
         self._accepted = 1

@@ -112,8 +112,8 @@ def result_digest(value: Mapping[str, Any]) -> int:
 def engine_to_json(engine: EngineSpec) -> dict[str, Any]:
     """Return an engine's specification for another process, also one whose costs that process will measure."""
     whole = engine
-    if engine.policy == "goodput" and engine.cost_table is None:
-        engine = replace(engine, policy="ema")  # an engine that is complete in itself, until the costs are measured
+    if engine.lacks_costs:
+        engine = engine.without_costs  # an engine that is complete in itself, until the costs are measured
     return {"policy": whole.policy, "spec": engine.to_json()}
 
 

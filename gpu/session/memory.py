@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from ...core.adaptive.graphs import PACKED_PER_KEY
 from ...core.algorithm.algorithm import Drafter, DraftKV, SpecAlgorithm
 from ...core.errors import ForedraftError
 from ...core.kv.request_table import ceil_to_page
@@ -186,7 +187,8 @@ def graph_bytes(spec: EngineSpec, device: str) -> int:
     if not spec.graph_sizes:
         return 0
     parked = len(spec.graph_sizes) if spec.policy == "goodput" and may_park(spec) else 0
-    plain = (len(spec.draft_shape.graph_keys()) + parked) * GRAPH_BYTES
+    per_key = PACKED_PER_KEY if spec.policy == "confidence" else 1
+    plain = (len(spec.draft_shape.graph_keys()) * per_key + parked) * GRAPH_BYTES
     return max(plain, min(plain * len(variants_of()), int(GRAPH_SHARE * total_bytes(device))))
 
 

@@ -1,9 +1,9 @@
-"""Measures the times of decode rounds on this device with these models, for the table of the goodput policy.
+"""Measures the times of decode rounds on this device with these models, for the policies goodput and confidence.
 
 For each candidate number of steps, a few rounds of requests run at several batch sizes, with short and with long
-contexts; the median counts. Where the draft may be parked, rounds of 0 steps are those of a parked one, and prompts are
-timed, too: a return computes contexts anew. The table is measured once, when a session opens, and is part of the log's
-header, so that a replay decides with the same numbers.
+contexts; the median counts. For goodput, rounds of 0 steps are those of a parked draft where it may be parked, and
+prompts are timed, too: a return computes contexts anew. For confidence, rounds have budgets of several sizes. The table
+is measured once, when a session opens, and is part of the log's header, so that a replay decides with the same numbers.
 
 These times are a session's own, from plan to commit, of the engine and executor that it will have, and enter its
 decisions alone. `gpu/measure`, which stands above sessions, compares executors: cells in turns, with a clock to choose.
@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.adaptive import CostTable
+from ...core.adaptive import Costs, CostTable
 from ...core.adaptive.config import fixed_config
+from ...core.adaptive.lengths.confidence import FIRST_BIAS, FIRST_SLOPE
+from ...core.adaptive.lengths.pass_costs import PassCosts
 from ...core.adaptive.parking import always_parked
 from ...core.algorithm.algorithm import DraftKV
 from ...core.algorithm.builtin import Eagle3
 from ...core.algorithm.hybrid import HybridCosts
 from ...core.contract.request import Request
+from ...core.contract.step import DraftBudget
 from ...core.errors import ConfigError
 from ...core.kv.request_table import ceil_to_page
 from ...core.prompt import Prompt
@@ -46,8 +49,9 @@ MakeExecutor = Callable[[Engine], Executor]
 """Makes an executor for an engine, with graphs of its largest batch if the session has graphs."""
 
 
-def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> CostTable:
-    """Measure the cost table for the candidates of `spec`; rounds are captured if the session's will be."""
+def measure_costs(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> Costs:
+    """Measure by which times the policy of `spec` chooses among its candidates; rounds are captured if the session's
+    will be. On a CPU it is processor time of this thread, which other programs hardly change."""
 
     def make_executor(engine: Engine) -> Executor:
         if target.device.type == "cuda":
@@ -59,7 +63,9 @@ def measure_cost_table(spec: EngineSpec, target: Decoder, draft: DraftModel | No
         options = ExecutorOptions(graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
         return build_executor(engine, target, draft, ops, options)
 
-    return cost_table(spec, make_executor, positions=target.config.max_position_embeddings)
+    clock_ns = time.thread_time_ns if target.device.type == "cpu" else time.perf_counter_ns
+    measure: Callable[..., Costs] = pass_costs if spec.policy == "confidence" else cost_table
+    return measure(spec, make_executor, clock_ns, positions=target.config.max_position_embeddings)
 
 
 def measure_hybrid_costs(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> HybridCosts:
@@ -112,9 +118,7 @@ def cost_table(
     The timed requests may be longer than those of the session, up to the model's `positions`. Raises ConfigError if
     these hold no round.
     """
-    timed = spec.with_config(
-        context_len=min(positions, max(spec.config.context_len, _request_slots(spec, SHORT_PROMPT)))
-    )
+    timed = _long_enough(spec, positions)
     candidates = spec.adaptive.candidate_steps
     sizes = batch_sizes(spec)
     round_ns, kv_token_ps = [], []
@@ -127,6 +131,73 @@ def cost_table(
         kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
     prefill_token_ps = _prefill_token_ps(timed, make_executor, clock_ns) if may_park(spec) else 0
     return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps), prefill_token_ps)
+
+
+def pass_costs(
+    spec: EngineSpec,
+    make_executor: MakeExecutor,
+    clock_ns: Callable[[], int] = time.perf_counter_ns,
+    *,
+    positions: int,
+) -> PassCosts:
+    """Measure rounds at `batch_sizes` without a budget, and with the most steps m those with budgets of several sizes:
+    what more drafts add is the target's pass over more tokens. All else is drafting, or comes with the rows.
+
+        T(s, r)      a round of s steps and r rows; T(m, r, b) one with a budget of b drafts
+        verify(1)  = T(0, 1)
+        verify(t)  = verify(r) + T(m, r, t − r) − T(m, r, 0)     r: the fewest rows that hold t tokens
+        draft(s, r) = T(s, r) − verify(r + s · r)
+        budget     = the median of T(m, r, m · r) − T(m, r)
+
+    Raises ConfigError as `cost_table` does.
+    """
+    timed, rows = _long_enough(spec, positions), batch_sizes(spec)
+    candidates, deepest = spec.adaptive.candidate_steps, spec.max_steps
+
+    def time_of(steps: int, size: int, drafts: int | None = None, prompt_len: int = SHORT_PROMPT) -> int:
+        return _round_ns(timed, steps, size, prompt_len, make_executor, clock_ns, drafts)
+
+    without = {(steps, size): time_of(steps, size) for steps in candidates for size in rows}
+    least = {size: time_of(deepest, size, 0) for size in rows}
+    tokens, verify, budgets = [1], [without.get((0, 1)) or time_of(0, 1)], []
+    for count in _token_sizes(rows, deepest + 1):
+        size = next(size for size in rows if size * (deepest + 1) >= count)
+        round_ns = time_of(deepest, size, count - size)
+        if count == size * (deepest + 1):
+            budgets.append(round_ns - without[deepest, size])
+        verify.append(max(verify[-1], int(np.interp(size, tokens, verify)) + round_ns - least[size]))
+        tokens.append(count)
+    draft = [
+        tuple(max(0, without[steps, size] - int(np.interp(size + steps * size, tokens, verify))) for size in rows)
+        for steps in candidates
+    ]
+    long = _long_prompt(spec, rows[-1])
+    read = rows[-1] * max(1, long - SHORT_PROMPT)
+    slopes = [
+        max(0, (time_of(steps, rows[-1], None, long) - without[steps, rows[-1]]) * 1000 // read) if long else 0
+        for steps in (candidates[0], deepest)
+    ]
+    kv_token_ps = np.interp(candidates, (candidates[0], deepest), slopes).astype(np.int64).tolist()
+    captured = 0 if spec.graph_sizes is None else tokens[-1]
+    budget_ns = max(1, int(np.median(budgets))) if budgets else 1
+    verify_times = tuple(tokens), tuple(verify), tuple(kv_token_ps), captured, budget_ns
+    return PassCosts(candidates, rows, tuple(draft), *verify_times)
+
+
+def _token_sizes(rows: Sequence[int], nodes: int) -> list[int]:
+    """Return how many tokens a pass has for which times are measured: 2, 3, 4, 6, 8, 12, … up to those of all rows, and
+    all tokens of each number of rows."""
+    if nodes == 1:
+        return []
+    most = rows[-1] * nodes
+    sizes = {size for bits in range(1, most.bit_length() + 1) for size in (1 << bits, 3 << (bits - 1)) if size < most}
+    return sorted(sizes | {size * nodes for size in rows})
+
+
+def _long_enough(spec: EngineSpec, positions: int) -> EngineSpec:
+    """Return the specification with a context that holds the timed rounds, if the model has these positions."""
+    longest = max(spec.config.context_len, _request_slots(spec, SHORT_PROMPT))
+    return spec.with_config(context_len=min(positions, longest))
 
 
 def may_park(spec: EngineSpec) -> bool:
@@ -174,11 +245,16 @@ def _round_ns(
     prompt_len: int,
     make_executor: MakeExecutor,
     clock_ns: Callable[[], int],
+    drafts: int | None = None,
 ) -> int:
-    """Return the median time of one round, from plan to commit; of 0 steps with a parked draft, if it can be."""
+    """Return the median time of one round, from plan to commit; of 0 steps with a parked draft, if it can be. `drafts`:
+    how many of them a budget lets the device verify, of all rows."""
     engine = _engine_alone(spec, steps, batch_size, prompt_len)
-    if steps == 0 and may_park(spec):
+    if steps == 0 and spec.policy == "goodput" and may_park(spec):
         engine.controller.policy.parking = always_parked()
+    if steps and drafts is not None:
+        budget = DraftBudget(drafts, FIRST_SLOPE, (FIRST_BIAS,) * steps)
+        engine.rounds.budget_for = lambda shape: budget
     driver = Driver(engine, make_executor(engine), clock_ns)
     prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
     for number in range(batch_size):
@@ -192,7 +268,8 @@ def _round_ns(
             times.append(clock_ns() - begin)
     if not times:
         message = (
-            f"goodput measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} holds none"
+            f"{spec.policy} measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} "
+            "holds none"
         )
         raise ConfigError.of("<arguments>", "policy", f"{message}; choose ema")
     return _median(times)

@@ -141,12 +141,12 @@ def load_engine(
     set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
     with named_memory_errors(plan):
         target, draft = load_models(plan, ops)
-        if spec.policy == "goodput" and spec.cost_table is None:
-            from .round_cost import measure_cost_table
+        if spec.lacks_costs:
+            from .round_cost import measure_costs
 
             # A decode worker's engine takes no prompts, the one that is measured does.
             whole = spec.with_role(EngineRole.BOTH)
-            spec = replace(spec, cost_table=measure_cost_table(whole, target, draft, ops))
+            spec = replace(spec, cost_table=measure_costs(whole, target, draft, ops))
             plan = replace(plan, spec=spec)
         costs = HYBRID_COSTS
         if plan.algorithm.looks_up_past_outputs and draft is not None:

@@ -14,7 +14,7 @@ from ...core.errors import Problem, nearest
 AUTO = "auto"
 KEEP, UNPACK, INT8 = "keep", "unpack", "int8"
 FP8 = "fp8"
-POLICIES = ("ema", "goodput")
+POLICIES = ("ema", "goodput", "confidence")
 ACCEPT_RULES = ("target", "rejection", "block")
 PAGED, RING = "paged", "ring"
 
@@ -103,9 +103,11 @@ class SessionOptions:
     policy: str | None = field(
         default=None,
         metadata=_about(
-            "How the controller chooses steps: ema (by acceptance), goodput (by acceptance and measured cost).",
+            "How the controller chooses steps: ema (by acceptance), goodput (by acceptance and measured cost), "
+            "confidence (also how many drafts each row verifies, by what the draft model says of each one and by measured "
+            "cost; with --steps that many are drafted in every round).",
             SPECULATION,
-            "ema|goodput",
+            "ema|goodput|confidence",
             known=POLICIES,
             unused="drafts_nothing",
         ),

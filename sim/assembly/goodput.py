@@ -8,7 +8,6 @@ import numpy as np
 
 from ...core.adaptive import CostTable
 from ...core.adaptive.lengths.pass_costs import PassCosts
-from ...core.algorithm.algorithm import Drafter
 from ...core.contract.step import PARKED_ROUND, PLAIN_ROUND, RoundShape
 from ...core.errors import ConfigError
 from ...core.scheduler.spec import EngineSpec
@@ -40,11 +39,7 @@ def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
 
 def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> PassCosts:
     """Return the times of passes for the policy confidence: of drafting by steps and rows, and of everything else by
-    the tokens that are verified. Raises ConfigError where rows cannot verify unequal numbers of drafts."""
-    if spec.topk > 1 or spec.make_algorithm().drafter is Drafter.LOOKUP:
-        what = f"{spec.algorithm} with top-{spec.topk}"
-        message = f"confidence chooses among the drafts of chains that a model drafts, not of {what}"
-        raise ConfigError.of("speculation", "policy", message)
+    the tokens that are verified. Raises ConfigError where no times of rounds of unequal rows are known."""
     if not isinstance(cost, RoundCost):
         message = "confidence needs times of rounds whose rows differ; the profile has those of equal rows"
         raise ConfigError.of("speculation", "policy", message)

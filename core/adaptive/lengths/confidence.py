@@ -21,11 +21,13 @@ rejection of each row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ...contract.arrays import Float64Array
 from ...contract.step import DecodeResult, DecodeStep, DraftBudget, RoundShape
 from ...errors import ConfigError
 from ..config import AdaptiveConfig, load_adaptive_config
@@ -35,19 +37,26 @@ from .survival import acceptance_of, are_valid, log_odds
 
 FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2
 STEPS_PER_UPDATE = 100
+LABELS_PER_UPDATE = 200  # where rounds with confidences are rare
 RIDGE = 1e-3
 DAMPING = 50  # labels at which half of a Newton step is taken
 ROUNDS_PER_LOOK = 200  # of fewer steps than the most, before one with the most measures all positions again
 PROMPT_SHARE = 0.02  # of the newest round in the share of rounds with prompts beside them
+FIRST_REST, LONGEST_REST = 8, 128  # rounds without a budget, before one with it shows whether that is still right
+ROWS_TO_KNOW = 24  # that verify the most steps before fewer may be chosen, where rounds without a budget may be
 RATE_SHARE = 0.05  # of the newest round in the averages by which steps are chosen
 MOST_SLOPE, MOST_BIAS = 4.0, 20.0
+WHOLE_SHARE = 0.002  # of the newest round in what is known of rounds that verify all drafts
+WHOLE_PRIOR = 8.0  # rows with which the curve counts there
 _DECIMALS = 6  # of slope and biases, so that other machines round alike
 
 
 class AcceptanceCurve:
     """The slope and the biases by which confidences are read, learned from verify results."""
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, most_labels: float = math.inf) -> None:
+        """Take a step as soon as there are `most_labels`, too."""
+        self._most_labels = most_labels
         self.slope: float = FIRST_SLOPE
         self.biases: tuple[float, ...] = (FIRST_BIAS,) * depth
         self.num_updates = 0
@@ -75,7 +84,7 @@ class AcceptanceCurve:
         self._curvature[:steps] += weight.sum(axis=0)
         self._mixed[:steps] += (weight * x).sum(axis=0)
         self._results += 1
-        if self._results % STEPS_PER_UPDATE == 0:
+        if self._results % STEPS_PER_UPDATE == 0 or self._labels.sum() >= self._most_labels:
             self._step()
 
     def _step(self) -> None:
@@ -140,12 +149,19 @@ class ConfidencePolicy(RowBudgets):
         self.switches = 0
         self.num_invalid = 0  # rows of results whose confidences were no probabilities
         depth = self.config.candidate_steps[-1]
-        self.curve: AcceptanceCurve = AcceptanceCurve(depth)
+        self.curve: AcceptanceCurve = AcceptanceCurve(depth, LABELS_PER_UPDATE if costs.budget_ns else math.inf)
         self._depth = depth
         self._steps = depth if initial_steps is None else initial_steps
-        self._budgets: dict[int, int] = {}
-        self._rates: dict[int, float] = {}  # tokens per ns by steps, on average of late
+        self._candidates = np.array(self.config.candidate_steps)
+        self._budgets: dict[int, int] = dict.fromkeys(self.config.candidate_steps, 0)
+        # By candidate: the tokens per ns of the best budget over those of a round without one, on average of late.
+        self._gains = np.zeros(len(self._candidates))
         self._since_look = 0
+        self._rest, self._pause, self._rested_rows = 0, FIRST_REST, 0
+        self._weighed_rows = 0
+        self._is_informed = False  # whether a result had confidences since the last rest
+        self._whole = _WholeRounds(depth)
+        self._times = _Times(costs, self.config.candidate_steps)
         self._mixed = 0.0  # share of rounds with prompts beside them, of late
         # By row: the epoch of its request, and its drafts' log-odds in the last result; NaN where it drafted none.
         self._epochs = np.zeros(0, dtype=np.int64)
@@ -158,10 +174,12 @@ class ConfidencePolicy(RowBudgets):
         return self._steps
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
-        pass
+        self._rest = max(0, self._rest - 1)
+        self._since_look += executed_steps < self._depth
+        self._whole.add(counts)
 
     def rounds_to_next_decision(self, batch_size: int) -> int:
-        return 1
+        return max(1, self._rest)
 
     def set_cuda_graph_bs(self, sizes: Sequence[int] | None) -> None:
         pass
@@ -173,34 +191,67 @@ class ConfidencePolicy(RowBudgets):
             "invalid": self.num_invalid,
             "since": self._since_look,
         }
-        state["rates"] = {str(steps): rate for steps, rate in self._rates.items()}
+        state["gains"] = self._gains.tolist()
+        state["rest"] = [self._rest, self._pause, self._rested_rows, self._weighed_rows, self._is_informed]
         state["mixed"] = self._mixed
+        state["whole"] = self._whole.snapshot()
         return {**state, "curve": self.curve.snapshot(), "mean": self._mean.tolist()}
 
     # --- the plan ---
 
     def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int) -> None:
-        survival = self._survival(rows, epochs)
-        bs, best = len(rows), (-1.0, 0)
-        for steps in self.config.candidate_steps:
-            drafts = np.sort(survival[:, :steps].ravel())[::-1]
-            tokens = bs + np.concatenate([[0.0], np.cumsum(drafts)])
-            sizes, drafting = bs + np.arange(len(tokens)), self.costs.draft_time(steps, bs, kv_tokens)
-            alone = self.costs.verify_times(sizes)
-            beside = alone + self._mixed * (self.costs.eager_times(sizes) - alone)
-            self._budgets[steps] = int((tokens / (drafting + beside)).argmax())
-            rate = float((tokens / (drafting + alone)).max())
-            # A choice among many noisy rates takes the one that is too high by chance: their averages are compared.
-            known = self._rates.setdefault(steps, rate)
-            self._rates[steps] = known + RATE_SHARE * (rate - known)
-            if self._rates[steps] > best[0]:
-                best = (self._rates[steps], steps)
-        chosen = best[1]
+        bs = len(rows)
+        if self._rest and 2 * bs > 3 * self._rested_rows:  # more rows give a budget more to choose from
+            self._rest, self._pause, self._is_informed = 0, FIRST_REST, False
+        if self._rest and bs == self._weighed_rows:
+            return
+        chosen, self._weighed_rows = self._steps, bs
+        if self._is_informed and not self._is_new:
+            self._weigh(self._survival(rows, epochs), kv_tokens)
+        else:  # all drafts are verified
+            self._budgets = dict.fromkeys(self._budgets, bs * self._depth)
+        if (self._is_informed or self._rest) and not self._is_new:
+            whole = self._whole.tokens(bs)[self._candidates] / self._times.of_rounds(bs, kv_tokens)
+            best = int((whole if self._rest else whole * np.maximum(self._gains, 1.0)).argmax())
+            chosen = self.config.candidate_steps[best]
         self._since_look = 0 if chosen == self._depth else self._since_look + 1
-        if self._since_look >= ROUNDS_PER_LOOK:
+        if self._rest:
+            pass
+        elif self._since_look >= ROUNDS_PER_LOOK or self._is_new:
             chosen, self._since_look = self._depth, 0
+        elif self._is_informed and self.costs.budget_ns:
+            self._rest_if_better(best, bs)
         self.switches += chosen != self._steps
         self._steps = chosen
+
+    @property
+    def _is_new(self) -> bool:
+        return self.costs.budget_ns > 0 and self._whole.num_deepest < ROWS_TO_KNOW
+
+    def _weigh(self, survival: np.ndarray, kv_tokens: int) -> None:
+        """Set the best budgets, and note by how much these beat rounds that verify all drafts."""
+        bs, share = len(survival), RATE_SHARE if self._gains.any() else 1.0
+        survival = self._whole.corrected(survival, share)
+        order = np.argsort(-survival.ravel(), kind="stable")
+        taken = order % self._depth < self._candidates[:, None] if self._depth else np.zeros((1, 0), bool)
+        begin = np.zeros((len(self._candidates), 1))
+        tokens = bs + np.concatenate([begin, np.cumsum(taken * survival.ravel()[order], axis=1)], axis=1)
+        sizes = bs + np.concatenate([begin.astype(np.int64), np.cumsum(taken, axis=1)], axis=1)
+        drafting, alone, eager = self._times.of(bs, kv_tokens, sizes)
+        best = (tokens / (drafting + alone + self._mixed * (eager - alone))).argmax(axis=1)
+        self._budgets = dict(zip(self.config.candidate_steps, (np.diagonal(sizes[:, best]) - bs).tolist(), strict=True))
+        # A choice among many noisy gains takes the one that is too high by chance: their averages are compared.
+        with_budget = (tokens / (drafting + alone + self.costs.budget_ns)).max(axis=1)
+        gains = with_budget * (drafting + alone)[:, -1] / tokens[:, -1]
+        self._gains += share * (gains - self._gains)
+
+    def _rest_if_better(self, index: int, bs: int) -> None:
+        """Let the next rounds verify all drafts without a budget, where that pays; ever longer while it does."""
+        if self._gains[index] > 1:
+            self._pause = FIRST_REST
+            return
+        self._rest, self._rested_rows, self._is_informed = self._pause, bs, False
+        self._pause = min(2 * self._pause, LONGEST_REST)
 
     def see_prompts(self, num_tokens: int) -> None:
         self._mixed += PROMPT_SHARE * ((num_tokens > 0) - self._mixed)
@@ -222,9 +273,9 @@ class ConfidencePolicy(RowBudgets):
             self._odds = np.concatenate([self._odds, np.full((more, self._depth), np.nan)])
 
     def budget_for(self, shape: RoundShape) -> DraftBudget | None:
-        if not shape.steps:
+        if not shape.steps or self._rest:
             return None
-        return DraftBudget(self._budgets.get(shape.steps, shape.steps), self.curve.slope, self.curve.biases)
+        return DraftBudget(self._budgets[shape.steps], self.curve.slope, self.curve.biases)
 
     # --- the result ---
 
@@ -240,6 +291,7 @@ class ConfidencePolicy(RowBudgets):
         self._epochs[gone] = -1
         if not kept.any():
             return
+        self._is_informed = True
         rows, steps = step.rows[kept], confidence.shape[1]
         self._epochs[rows] = step.epochs[kept]
         self._odds[rows] = np.nan
@@ -248,3 +300,82 @@ class ConfidencePolicy(RowBudgets):
             acceptance_of(confidence[kept], self.curve.slope, self.curve.biases).mean(axis=0) - self._mean[:steps]
         )
         self.curve.add(confidence[kept], nodes[kept], lens[kept])
+        if not self.costs.budget_ns:
+            return
+        if (nodes[kept] > steps).all():
+            self._whole.add(np.bincount(lens[kept] - 1, minlength=steps + 1).tolist())
+        else:
+            self._whole.forget()
+
+
+class _WholeRounds:
+    """How many drafts are accepted where rows verify all of them: what the curve says of the chosen ones alone need not
+    be right for all. Rounds of other kinds let it be forgotten."""
+
+    def __init__(self, depth: int) -> None:
+        self._rows, self._accepted = np.zeros(depth), np.zeros(depth)  # that drafted and that accepted position k
+        self._survival = np.ones(depth)  # by the curve, on average of late
+        self.num_deepest = 0  # rows so far that drafted the most
+
+    def add(self, counts: Sequence[int]) -> None:
+        """Take a round in which so many rows had 0, 1, … drafts accepted, of all that were drafted."""
+        reached = np.cumsum(counts[::-1])[::-1]
+        steps = len(counts) - 1
+        self.num_deepest += int(reached[0]) * (steps == len(self._rows))
+        self._rows[:steps] += reached[0] - self._rows[:steps] * WHOLE_SHARE
+        self._accepted[:steps] += reached[1:] - self._accepted[:steps] * WHOLE_SHARE
+
+    def forget(self) -> None:
+        self._rows *= 1 - WHOLE_SHARE
+        self._accepted *= 1 - WHOLE_SHARE
+
+    def corrected(self, survival: np.ndarray, share: float) -> Float64Array:
+        """Return what the curve says of the drafts of a round, float64 [bs, depth], such that it is right on average.
+        The round counts with `share` in that average."""
+        self._survival += share * (survival.mean(axis=0) - self._survival)
+        found = np.minimum(survival * (self._found / self._survival), 1.0)
+        return np.asarray(np.minimum.accumulate(found, axis=1), dtype=np.float64)
+
+    def tokens(self, bs: int) -> Float64Array:
+        """Return the tokens of a round of `bs` rows with 0, 1, … steps, float64 [depth + 1]."""
+        tokens: Float64Array = bs * np.cumsum(np.concatenate([[1.0], self._found]))
+        return tokens
+
+    @property
+    def _found(self) -> Float64Array:
+        """The survival of drafts on average, by the rounds so far and by the curve, float64 [depth]."""
+        found = (self._accepted + WHOLE_PRIOR * self._survival) / (self._rows + WHOLE_PRIOR)
+        return np.asarray(np.minimum.accumulate(found), dtype=np.float64)
+
+    def snapshot(self) -> list[list[float]]:
+        return [self._rows.tolist(), self._accepted.tolist(), self._survival.tolist(), [self.num_deepest]]
+
+
+class _Times:
+    """The times of `PassCosts` for all candidates, of sizes that come again and again."""
+
+    def __init__(self, costs: PassCosts, candidates: Sequence[int]) -> None:
+        self._costs, self._candidates = costs, candidates
+        self._kv_token_ns = (
+            np.array([costs.draft_time(steps, 1, 1000) - costs.draft_time(steps, 1) for steps in candidates]) / 1000
+        )
+        self._drafting: dict[int, np.ndarray] = {}
+        self._passes = np.zeros((2, 0))
+
+    def of_rounds(self, bs: int, kv_tokens: int) -> Float64Array:
+        """Return the times of rounds that verify all drafts, by candidate."""
+        drafting, alone, _ = self.of(bs, kv_tokens, bs + bs * np.array(self._candidates)[:, None])
+        times: Float64Array = (drafting + alone)[:, 0]
+        return times
+
+    def of(self, bs: int, kv_tokens: int, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the times of drafting [candidates, 1], and of passes of `sizes` [candidates, n], alone and beside
+        prompts."""
+        if bs not in self._drafting:
+            self._drafting[bs] = np.array([self._costs.draft_time(steps, bs) for steps in self._candidates])
+        most = int(sizes[-1, -1])
+        if most >= self._passes.shape[1]:
+            tokens = np.arange(2 * most + 1)
+            self._passes = np.stack([self._costs.verify_times(tokens), self._costs.eager_times(tokens)])
+        alone, eager = self._passes[:, sizes]
+        return (self._drafting[bs] + kv_tokens * self._kv_token_ns)[:, None], alone, eager

@@ -32,6 +32,8 @@ class PassCosts:
     sizes.
     `verify_ns[j]`: the target's pass over `tokens[j]`, and what follows it. `captured_tokens`: the largest captured
     size, 0 without graphs. `kv_token_ps[i]`: picoseconds for each KV token that the batch reads, draft and target.
+    `budget_ns`: what a budget adds to a round, whatever it is: confidences are computed, and rows are packed. 0: all
+    rounds have one.
     """
 
     steps: tuple[int, ...]
@@ -41,6 +43,7 @@ class PassCosts:
     verify_ns: tuple[int, ...]
     kv_token_ps: tuple[int, ...]
     captured_tokens: int = 0
+    budget_ns: int = 0
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -75,7 +78,7 @@ class PassCosts:
     def from_json(cls, table: Any, source: str = "<pass costs>") -> PassCosts:
         """Read the object that `to_json` returned. Raises `ConfigError` with the source and all problems."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(table, Mapping) or sorted(table) != sorted(names):
+        if not isinstance(table, Mapping) or sorted({"budget_ns", *table}) != sorted(names):
             raise ConfigError.of(source, "", f"expected an object with {', '.join(names)}")
         try:
             frozen: dict[str, Any] = {
@@ -119,8 +122,9 @@ def _problems(table: PassCosts) -> list[Problem]:
         values = getattr(table, name)
         if not _are_integers(values, lowest) or not values or any(a >= b for a, b in itertools.pairwise(values)):
             problems.append(Problem(name, f"is {values!r}; expected ascending integers >= {lowest}"))
-    if not _are_integers((table.captured_tokens,), 0):
-        problems.append(Problem("captured_tokens", f"is {table.captured_tokens!r}; expected an integer >= 0"))
+    for name in ("captured_tokens", "budget_ns"):
+        if not _are_integers((getattr(table, name),), 0):
+            problems.append(Problem(name, f"is {getattr(table, name)!r}; expected an integer >= 0"))
     if problems:
         return problems
     if not _are_integers(table.kv_token_ps, 0) or len(table.kv_token_ps) != len(table.steps):

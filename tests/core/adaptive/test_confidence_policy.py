@@ -10,7 +10,7 @@ import pytest
 from foredraft.core.acceptance.confidence import CONFIDENCE_BIAS, CONFIDENCE_SLOPE
 from foredraft.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
 from foredraft.core.adaptive.controller import build_controller
-from foredraft.core.adaptive.lengths.confidence import ROUNDS_PER_LOOK, AcceptanceCurve, ConfidencePolicy
+from foredraft.core.adaptive.lengths.confidence import FIRST_REST, ROUNDS_PER_LOOK, AcceptanceCurve, ConfidencePolicy
 from foredraft.core.adaptive.lengths.pass_costs import PassCosts, costs_from_json
 from foredraft.core.adaptive.lengths.survival import acceptance_of
 from foredraft.core.contract.step import DecodeResult, DecodeStep, MultiStepEnd, RoundShape
@@ -25,15 +25,20 @@ def policy_of(costs: PassCosts = COSTS) -> ConfidencePolicy:
     return ConfidencePolicy(TABLE, costs, None)
 
 
-def taught(policy: ConfidencePolicy, confidence: list[list[float]], present: tuple[bool, ...] = (True, True)) -> None:
-    """Give the policy the result of a round of two rows that verified all their drafts and accepted none."""
+def taught(
+    policy: ConfidencePolicy,
+    confidence: list[list[float]],
+    present: tuple[bool, ...] = (True, True),
+    accepted: int = 0,
+) -> None:
+    """Give the policy the result of a round of two rows that verified all their drafts and accepted so many."""
     values = np.array([confidence], np.float32)
     steps = values.shape[2]
     step = DecodeStep(ROWS.astype(np.int32), EPOCHS, EPOCHS, EPOCHS, RoundShape.chain(steps), 1)
     nodes = np.full((1, 2), steps + 1, np.int32)
     ones, ended = np.ones((1, 2), np.int32), np.zeros(2, bool)
     end = MultiStepEnd.MAX_ROUNDS
-    result = DecodeResult(1, ones, None, ended, end, row_nodes=nodes, confidence=values)
+    result = DecodeResult(1, ones * (1 + accepted), None, ended, end, row_nodes=nodes, confidence=values)
     policy.take(step, result, np.array(present))
 
 
@@ -124,6 +129,51 @@ def test_positions_that_were_not_drafted_are_measured_again():
         assert policy.steps_for(2, 0) < 3
     policy.look(ROWS, EPOCHS, 0)
     assert policy.steps_for(2, 0) == 3
+
+
+def observed(policy: ConfidencePolicy, counts: list[int], rounds: int) -> None:
+    """Give the policy rounds that verified all drafts, of so many rows with 0, 1, … of them accepted."""
+    for _ in range(rounds):
+        policy.observe(counts, 0.0, sum(counts), sum(counts), len(counts) - 1)
+
+
+def resting(costs: PassCosts) -> ConfidencePolicy:
+    """Return a policy that has seen enough of a budget's cost, with all drafts accepted, to choose."""
+    policy = policy_of(replace(costs, budget_ns=50))
+    while policy._is_new:
+        policy.look(ROWS, EPOCHS, 0)
+        assert policy.steps_for(2, 0) == 3, "the most steps are measured first"
+        taught(policy, [[0.9] * 3] * 2, accepted=3)
+    policy.look(ROWS, EPOCHS, 0)
+    return policy
+
+
+def test_rounds_that_verify_all_drafts_need_no_budget():
+    policy = resting(replace(COSTS, verify_ns=(100, 100, 100, 100)))
+    assert policy.budget_for(RoundShape.chain(3)) is None
+    rests = []
+    for _ in range(3):
+        rests.append(policy.rounds_to_next_decision(2))
+        observed(policy, [0, 0, 0, 2], rests[-1])
+        budget = policy.budget_for(RoundShape.chain(3))
+        assert budget is not None, "a round shows whether that is still right"
+        taught(policy, [[0.9] * 3] * 2, accepted=3)
+        policy.look(ROWS, EPOCHS, 0)
+    assert rests == [FIRST_REST, 2 * FIRST_REST, 4 * FIRST_REST]
+    more = np.arange(1, 5)
+    policy.look(more, more + 6, 0)
+    assert policy.budget_for(RoundShape.chain(3)) is not None, "with more rows a budget may pay"
+
+
+def test_steps_follow_what_rounds_without_a_budget_accept():
+    policy = resting(replace(COSTS, verify_ns=(100, 100, 100, 100), draft_ns=((0, 0), (10, 10), (60, 60))))
+    assert policy.steps_for(2, 0) == 3
+    for _ in range(20):
+        observed(policy, [0, 2, 0, 0], max(1, policy._rest))
+        policy.look(ROWS, EPOCHS, 0)
+        taught(policy, [[0.9] * policy.steps_for(2, 0)] * 2, accepted=1)
+        policy.look(ROWS, EPOCHS, 0)
+    assert policy.steps_for(2, 0) == 1
 
 
 def test_verify_times_are_stairs_and_then_lines():

@@ -41,7 +41,7 @@ def outcome(resolve):
 SETTINGS = st.fixed_dictionaries(
     {
         "algorithm": st.sampled_from(["NONE", "NGRAM", "STANDALONE", *HEADS]),
-        "policy": st.sampled_from([None, "ema", "goodput"]),
+        "policy": st.sampled_from([None, "ema", "goodput", "confidence"]),
         "adaptive": st.sampled_from([None, *TABLES]),
         "steps": st.none() | st.integers(0, 4),
         "topk": st.integers(1, 3),
@@ -111,7 +111,7 @@ def test_scenario_and_session_resolve_alike(models, chosen):
     simulated = replace(simulated.with_config(track_tokens=True), decodes_text=True)
     assert replace(simulated, cost_table=None) == real
     assert simulated.resolve_sizes() == real.resolve_sizes()
-    if real.policy != "goodput":
+    if not real.lacks_costs:
         assert simulated.make_controller().snapshot() == real.make_controller().snapshot()
 
 

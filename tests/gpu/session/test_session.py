@@ -44,10 +44,15 @@ WAYS = {
         "STANDALONE",
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
     ),
+    "confidence": ("EAGLE3", {"steps": 3, "policy": "confidence", "max_running": 4}),
+    "confidence, overlap": (
+        "STANDALONE",
+        {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "confidence", "max_running": 4, "overlap": True},
+    ),
 }
 
 
-@pytest.mark.fast("STANDALONE tree, pages", "adaptive trees", ci=("MULTI_LAYER_EAGLE", "goodput"))
+@pytest.mark.fast("STANDALONE tree, pages", "adaptive trees", "confidence", ci=("MULTI_LAYER_EAGLE", "goodput"))
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models, plain, way, tmp_path):
     draft, options = WAYS[way]

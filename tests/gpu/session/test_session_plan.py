@@ -4,9 +4,11 @@ import dataclasses
 import json
 import shutil
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
+from foredraft.core.adaptive import costs_from_json
 from foredraft.core.contract.request import Request
 from foredraft.core.errors import ConfigError, ForedraftError
 from foredraft.core.prompt import Prompt
@@ -18,7 +20,7 @@ from foredraft.gpu.session import round_cost
 from foredraft.gpu.session.memory import NotEnoughMemory
 from foredraft.gpu.session.plan import plan_session
 from foredraft.gpu.session.ready import time_products
-from foredraft.gpu.session.round_cost import batch_sizes, cost_table
+from foredraft.gpu.session.round_cost import batch_sizes, cost_table, pass_costs
 from foredraft.gpu.session.session import DecodeSession, SessionOptions, check_lengths, check_vocabulary
 from foredraft.gpu.session.text import Tokenizer
 from safetensors.torch import load_file, save_file
@@ -286,6 +288,33 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     without = plan_session(options_for(models, "STANDALONE", adaptive="default", policy="goodput", max_running=5))
     table = cost_table(without.spec, lambda engine: Timed(engine, draft), lambda: now[0], positions=CONTEXT)
     assert 0 not in table.steps and table.prefill_token_ps == 0, "a draft that is always used is never parked"
+
+
+def test_confidence_measures_what_tokens_and_budgets_add_to_a_round(models):
+    from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
+
+    now = [0]
+
+    class Timed(ReferenceExecutor):
+        def launch(self, step):
+            super().launch(step)
+            if step.decode is not None:
+                part = step.decode
+                now[0] += 1000 + 10 * len(part.rows) + 70 * part.shape.steps + 30 * part.num_verify_tokens
+                now[0] += 200 * (part.budget is not None)
+
+    table = '{"1": {"candidate_steps": [0, 1, 3]}}'
+    plan = plan_session(options_for(models, "STANDALONE", policy="confidence", adaptive=table, max_running=5))
+    draft = HashDraft(HashLanguageModel(seed=1, vocab_size=24))
+    costs = pass_costs(plan.spec, lambda engine: Timed(engine, draft), lambda: now[0], positions=CONTEXT)
+    assert costs.steps == (0, 1, 3) and costs.batch_sizes == (1, 2, 4, 5) and costs.captured_tokens == 0
+    assert costs.tokens == (1, 2, 3, 4, 6, 8, 12, 16, 20) and costs.budget_ns == 200
+    for steps in costs.steps:
+        for rows in costs.batch_sizes:
+            for drafts in {0, rows * steps // 2, rows * steps}:
+                found = costs.draft_time(steps, rows) + costs.verify_times(np.array([rows + drafts]))[0]
+                assert found == pytest.approx(1000 + 10 * rows + 70 * steps + 30 * (rows + drafts), abs=1)
+    assert costs_from_json(costs.to_json(), "a log") == costs
 
 
 @pytest.mark.parametrize("draft", ["STANDALONE", "EAGLE3"])
