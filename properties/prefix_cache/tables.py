@@ -79,12 +79,12 @@ class TableOfSuite:
             t.carry_out(t.subject.unlock, before)
             t.moment.locked = running.path
 
-    def leave(self, request: str, num_positions: int) -> None:
-        """End a request, and hand over so many of its positions."""
+    def leave(self, request: str, is_cached: bool) -> None:
+        """End a request, and hand over what it has computed if `is_cached` says so."""
         t, running = self.trial, self.trial.model.running[request]
         path = running.path
-        if num_positions:
-            done = hand_over(t, running.text, running.table, num_positions)
+        if is_cached:
+            done = hand_over(t, running.text, running.table, len(running.text.cells))
             if done is None:
                 return
             path = done[1]
@@ -138,9 +138,10 @@ class TableOfSubject:
         look_into_host(t, running.text, num_positions)
         t.moment.should_share = (request, running.path)
 
-    def leave(self, request: str, num_positions: int) -> None:
-        """End a request; it hands over so many of its positions."""
+    def leave(self, request: str, is_cached: bool) -> None:
+        """End a request; it hands over what it has computed if `is_cached` says so."""
         t, running = self.trial, self.trial.model.running.pop(request)
+        num_positions = len(running.text.cells) if is_cached else 0
         t.carry_out(t.subject.leave, request, num_positions)
         t.model.host.may_use(running.text)
         # A request with nothing new to hand over does not use what is there once more.

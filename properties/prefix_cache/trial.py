@@ -232,12 +232,12 @@ class PrefixCacheTrial(Trial):
     @operation(weight=5, when=_is_running)
     def finish(self, request: str) -> None:
         """End a request and hand over all that it has computed."""
-        self.requests.leave(request, len(self.model.running[request].text.cells))
+        self.requests.leave(request, is_cached=True)
 
     @operation(weight=2, when=_is_running)
     def abort(self, request: str) -> None:
         """End a request and hand nothing over."""
-        self.requests.leave(request, 0)
+        self.requests.leave(request, is_cached=False)
 
     @operation(weight=2, needs="table")
     def complete(self) -> None:
