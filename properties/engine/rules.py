@@ -196,14 +196,14 @@ def why_given_way(m: EngineMoment) -> GivenWay | None:
 def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
     """Note whether newcomers must wait at this plan for more of them, or must not, beside `running`.
 
-    An engine counts the plans for which they wait. It has counted no more than all since the last one has entered, and
-    no less than those in a row at which all of them had room for sure.
+    An engine counts the plans for which they wait. It has counted no more than all since the last one has entered at
+    which somebody waited, and no less than those in a row at which all of them had room for sure.
     """
     config, model = m.config, m.model
     if not config.waits[0] or m.before.slots is None:
         return
     most, before = config.waits[0], model.plans_since_entry
-    model.plans_since_entry = 0 if m.admitted else before + 1
+    model.plans_since_entry = 0 if m.admitted else before + bool(m.was_waiting)
     lengths = [len(life.context_of_now) for life in m.was_waiting if not life.aborted]
     computed = {chunk.life for chunk in m.flight.chunks} if m.flight is not None else set()
     in_progress = [life for life in running if life in computed or not life.decoding]

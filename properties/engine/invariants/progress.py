@@ -159,14 +159,19 @@ def _preemption_that_is_due(m: EngineMoment, running: Sequence[RequestLife]) -> 
     if m.model.order_is_unknown or any(life.overtaken >= m.ageing for life in m.was_waiting):
         return None  # an aged request of smaller priority may go first
     lower = [life for life in running if life.wish.priority < head.wish.priority and life.overtaken < m.ageing]
-    size, cached = config.page_size, set(m.before.cached or ())
-    own = [slot // size for life in lower for slot in m.before.slots[life.name][::size]]
-    room = m.before.room(config) + len([page for page in own if page not in cached]) * size
+    size, slots = config.page_size, m.before.slots
+    pages = {life.name: {slot // size for slot in slots[life.name][::size]} for life in running}
+    staying = set().union(*[pages[life.name] for life in running if life not in lower])
+    given_up = set().union(*[pages[life.name] for life in lower]) - staying
+    # Cached pages that no row uses can be evicted; units of groups of layers may keep theirs.
+    spare = set() if config.groups else set(m.before.cached or ()) - staying - given_up
+    room_now = m.before.room(config) + len(spare) * size
+    room = room_now + len(given_up - (set(m.before.cached or ()) if config.groups else set())) * size
     least = config.whole_pages(len(head.context_of_now) + config.reserve)
     if len(lower) < len(running):
         least += room_to_enter_beside(config, len(running) - len(lower))
     has_no_row = len(running) >= config.max_running
-    has_no_room = not config.prefix_cache and len(m.before.free) * size < least
+    has_no_room = not (config.groups and config.prefix_cache) and room_now < least
     if lower and (has_no_row or has_no_room) and room >= least + size:
         was = f"{head.name} (priority {head.wish.priority}) waits, while {[life.name for life in lower]} run"
         should = f"a smaller priority gives way; it has {room} slots with those that are free, and {least} are needed"
