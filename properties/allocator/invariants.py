@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..harness.invariants import Finding, Outcome, checks, first_difference, unchanged
+from ..harness.invariants import Checker, Finding, Outcome, checks, first_difference, unchanged
 from .model import AllocatorMoment
 
 if TYPE_CHECKING:
@@ -17,63 +17,70 @@ if TYPE_CHECKING:
 CONTRACT = "allocator"
 
 
-@checks("ALLOC-01", CONTRACT, general=True)
-def pages_are_conserved(m: AllocatorMoment) -> Outcome:
-    size, after = m.config.page_size, m.after
-    deferred = m.waiting.keys() - m.held.keys() if m.waiting else ()
-    taken = len(m.held) + len(deferred) + len(m.model.cached)
-    if after.num_free + taken * size != m.config.num_pages * size:
-        return Finding(
-            f"{after.num_free} slots free, {len(m.held)} pages held, {len(m.model.cached)} cached, "
-            f"{len(deferred)} deferred, of {m.config.num_pages} pages of {size}",
-            f"{(m.config.num_pages - taken) * size} slots free",
-            "a page that is neither held nor free is lost, one that is counted twice will have two owners",
-        )
-    if after.num_deferred is not None and after.num_deferred != sum(m.waiting.values()):
-        was = f"num_deferred() is {after.num_deferred}"
+def recount(m: AllocatorMoment) -> dict[str, Finding]:
+    """Recount the pool and its rows once. Returns what is wrong by invariant: ALLOC-01, 02, 03 and 05."""
+    size, after, found = m.config.page_size, m.after, {}
+    free, cached, owned = after.free_pages, m.model.cached, m.held.keys() | m.waiting.keys()
+    num_free = m.config.num_pages - len(owned) - len(cached)
+    if after.num_free != num_free * size:
+        was = f"{after.num_free} slots free, {len(owned)} pages held or deferred, {len(cached)} cached"
+        should = f"{num_free * size} of {m.config.num_pages} pages of {size} slots free"
+        why = "a page that is neither held nor free is lost, one that is counted twice will have two owners"
+        found["ALLOC-01"] = Finding(was, should, why)
+    elif after.num_deferred not in (None, sum(m.waiting.values())):
         should = f"{sum(m.waiting.values())}: pages {sorted(m.waiting)}"
-        return Finding(was, should, "what waits for a step is neither free nor held, and must be counted once")
-    if m.row_was_free and m.row_granted is False:
-        was = "no row for a request"
-        return Finding(was, "one of the free rows", "a row that is neither held nor given out is lost")
-    return True
-
-
-@checks("ALLOC-02", CONTRACT, "inspection")
-def free_list_has_no_duplicate(m: AllocatorMoment) -> Outcome:
-    free, size = m.after.free_pages, m.config.page_size
-    if len(set(free)) != len(free):
-        twice = next(page for page in free if free.count(page) > 1)
-        was = f"page {twice} stands {free.count(twice)} times in the free list {list(free)}"
-        return Finding(was, "once", "it will be handed out to two holders")
-    if len(free) * size != m.after.num_free:
-        was = f"num_free() is {m.after.num_free}, the free list has {len(free)} pages of {size}"
-        return Finding(was, f"num_free() is {len(free) * size}", "the counter and the list have come apart")
-    return True
-
-
-@checks("ALLOC-03", CONTRACT)
-def nothing_free_is_referenced(m: AllocatorMoment) -> Outcome:
-    free = m.after.free_pages
+        why = "what waits for a step is neither free nor held, and must be counted once"
+        found["ALLOC-01"] = Finding(f"num_deferred() is {after.num_deferred}", should, why)
+    elif m.row_granted is False and m.row_was_free:
+        found["ALLOC-01"] = Finding("no row for a request", "one of the free rows", "a row that nothing holds is lost")
     if m.row_granted and not m.row_was_free:
         was = "a row is handed out while all are taken or in use by a step in flight, or without room for its states"
-        return Finding(was, "a refusal", "two requests would share the row")
-    if free is not None:
-        has_owner = not (m.held.keys().isdisjoint(free) and (not m.waiting or m.waiting.keys().isdisjoint(free)))
-        if has_owner:
-            page = next(page for page in free if page in m.held or page in m.waiting)
-            who = "held" if page in m.held else "deferred to a step that still runs"
-            was = f"page {page} is in the free list, and {who}"
-            return Finding(was, "a free page has no owner", "the next allocation gives it to another holder")
-        return True
-    if m.answer is None:
-        return None
-    for page in m.pages_of_answer():
-        if page in m.waiting_before:
-            was = f"page {page} is handed out while a step in flight may still touch it"
-            should = f"pages {sorted(m.waiting_before)} wait"
-            return Finding(was, should, "the step would write into the new owner's KV")
-    return True
+        found["ALLOC-03"] = Finding(was, "a refusal", "two requests would share the row")
+    if m.not_cacheable:
+        why = "an evictable page may be taken at any moment"
+        found["ALLOC-05"] = Finding(
+            f"page {m.not_cacheable[0]} is cached", "only retired pages without a holder are", why
+        )
+    if free is None:
+        for page in m.pages_of_answer() if m.answer else ():
+            if page in m.waiting_before:
+                was = f"page {page} is handed out while a step in flight may still touch it"
+                found["ALLOC-03"] = Finding(was, "another page", "the step would write into the new owner's KV")
+        return found
+    if len(free) * size != after.num_free:
+        was = f"num_free() is {after.num_free}, the free list has {len(free)} pages of {size}"
+        found["ALLOC-02"] = Finding(was, f"num_free() is {len(free) * size}", "the counter and the list differ")
+    if len(free) == num_free and m.all_pages == {*free, *owned, *cached}:
+        return found  # each page once: what follows finds nothing
+    places = ("free", free), ("cached", cached), ("held", m.held), ("deferred to a step that still runs", m.waiting)
+    for page in sorted({*m.all_pages, *free, *cached}):
+        states = [name for name, pages in places if page in pages]
+        was = f"page {page} is {' and '.join(states) or 'neither free, cached, held nor deferred'}"
+        if free.count(page) > 1:
+            was_twice = f"page {page} stands {free.count(page)} times in the free list {list(free)}"
+            found.setdefault("ALLOC-02", Finding(was_twice, "once", "it will be handed out to two holders"))
+        if page in free and page in owned:
+            why = "the next allocation gives it to another holder"
+            found.setdefault("ALLOC-03", Finding(was, "a free page has no owner", why))
+        if page not in m.all_pages:
+            should = f"pages {sorted(m.all_pages)}"
+            found.setdefault("ALLOC-05", Finding(was, should, "it lies outside the pool"))
+        elif (page in free) + (page in cached) + (page in owned) != 1:
+            found.setdefault("ALLOC-05", Finding(was, "one of them", "every page is in exactly one state"))
+    return found
+
+
+def _of_recount(id: str) -> Checker:
+    def check(m: AllocatorMoment) -> Outcome:
+        if m.recounted is None:
+            m.recounted = recount(m)
+        return m.recounted.get(id, True)
+
+    return check
+
+
+for _id, _needs in {"ALLOC-01": (), "ALLOC-02": ("inspection",), "ALLOC-03": (), "ALLOC-05": ("inspection",)}.items():
+    checks(_id, CONTRACT, *_needs, general=_id == "ALLOC-01")(_of_recount(_id))
 
 
 @checks("ALLOC-04", CONTRACT, "sharing")
@@ -88,39 +95,6 @@ def references_are_the_holders(m: AllocatorMoment) -> Outcome:
                 "a page with too few references is freed under a holder, one with too many never comes back",
             )
     return True
-
-
-@checks("ALLOC-05", CONTRACT, "inspection")
-def what_is_not_held_is_free_or_cached(m: AllocatorMoment) -> Outcome:
-    free, cached = m.after.free_pages, m.model.cached
-    if m.not_cacheable:
-        was = f"page {m.not_cacheable[0]} is cached"
-        return Finding(was, "only retired pages without a holder are", "an evictable page may be taken at any moment")
-    owned = m.held.keys() | m.waiting.keys() if m.waiting else m.held.keys()
-    is_whole = len(free) + len(owned) + len(cached) == m.config.num_pages and m.all_pages == {*free, *owned, *cached}
-    lost = None if is_whole else _page_of_no_or_two_states(m)
-    if lost is not None:
-        was = f"page {lost} is {' and '.join(_states_of(m, lost)) or 'neither free, cached, held nor deferred'}"
-        return Finding(was, "one of them", "every page is in exactly one state")
-    foreign = () if is_whole else sorted({*free, *cached} - m.all_pages)
-    if foreign:
-        was = f"page {foreign[0]} is free or cached"
-        return Finding(was, f"pages {sorted(m.all_pages)}", "it lies outside the pool")
-    return True
-
-
-def _states_of(m: AllocatorMoment, page: int) -> list[str]:
-    places = ("free", m.after.free_pages), ("cached", m.model.cached), ("held", m.held), ("deferred", m.waiting)
-    return [name for name, where in places if page in where]
-
-
-def _page_of_no_or_two_states(m: AllocatorMoment) -> int | None:
-    """Return the first page that is in no state or in two. Held and deferred is one: it has an owner."""
-    for page in sorted(m.all_pages):
-        states = set(_states_of(m, page)) - ({"deferred"} if page in m.held else set())
-        if len(states) != 1:
-            return page
-    return None
 
 
 @checks("ALLOC-06", CONTRACT)

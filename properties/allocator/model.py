@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .canary import ShadowCell
+from .canary import ShadowCell, ShadowMemory, UnitMemory, contents
 from .contract import AllocatorCapabilities, AllocatorConfig
 from .groups import UnitGroup, UnitTable
 
@@ -58,6 +58,7 @@ class AllocatorModel:
     def __init__(self, page_size: int, groups: Sequence[UnitGroup] = ()) -> None:
         self.page_size = page_size
         self.groups = groups
+        self.memory, self.units = ShadowMemory(), UnitMemory(groups, page_size)
         self.unit_pages: list[Holder] = []  # of each group
         self.holders: dict[str, Holder] = {}
         self.rows: dict[str, Holder] = {}
@@ -72,11 +73,23 @@ class AllocatorModel:
         self._owners += 1
         return Holder(self._owners)
 
-    def holder(self, name: str) -> Holder:
-        """Return the holder of this name, a new one if there is none."""
-        if name not in self.holders:
-            self.holders[name] = self.new_holder()
-        return self.holders[name]
+    def give(self, name: str, slots: Sequence[int], cells: Sequence[ShadowCell] = ()) -> None:
+        """Give a holder more slots in whole pages; it writes them, unless they have these cells."""
+        if not slots:
+            return
+        holder = self.holders.get(name) or self.holders.setdefault(name, self.new_holder())
+        holder.slots += slots
+        holder.pages += self.pages_of(slots)
+        holder.cells += cells
+        self.write(holder)
+
+    def write(self, holder: Holder, stop: int | None = None) -> None:
+        """Let a holder write its slots, to the one before `stop` if that is given, from where it has written so far."""
+        start = len(holder.cells)
+        slots = holder.slots[start:stop]
+        cells = contents(holder.owner, start, start + len(slots))
+        self.memory.write(slots, cells)
+        holder.cells += cells
 
     def pages_of(self, slots: Sequence[int]) -> list[int]:
         """Return the pages of slots that stand in whole pages."""
@@ -125,10 +138,12 @@ class AllocatorModel:
         """Steps that have begun and are not processed."""
         return self.launched - self.completed
 
-    def room(self, request: str) -> int:
-        """Return how many more tokens of a request can become final; 0 if it has no row."""
-        row = self.rows.get(request)
-        return len(row.slots) - row.committed if row is not None else 0
+    def retire(self, gone: Holder) -> None:
+        """Note that pages which were given back are cached, as far as they have no other holder."""
+        size, used = self.page_size, self.held().keys() | self.waiting().keys()
+        for number, page in enumerate(gone.pages):
+            if page not in used:
+                self.cached[page] = gone.cells[number * size : (number + 1) * size]
 
     def cut(self, name: str, num_pages: int) -> Holder:
         """Take the last pages from a holder, at most all of them, and return them."""
@@ -159,6 +174,9 @@ class AllocatorObservation(NamedTuple):
     unit_pages: tuple[tuple[int, ...], ...] | None = None
 
 
+NOTHING = AllocatorObservation(0, None, None, None, None, None)
+
+
 @dataclass(slots=True)
 class AllocatorMoment:
     """One operation and its effects. `held` and `waiting` are recounts: page -> number of references."""
@@ -168,6 +186,9 @@ class AllocatorMoment:
     model: AllocatorModel
     all_pages: frozenset[int] = frozenset()
     operation: object = "make"
+    before: AllocatorObservation = NOTHING
+    held_before: dict[int, int] = field(default_factory=dict)
+    waiting_before: dict[int, int] = field(default_factory=dict)
     drained: bool = False
     asked: int | None = None  # slots that an allocation asked for
     answer: tuple[int, ...] | None = None  # slots that it got
@@ -183,12 +204,10 @@ class AllocatorMoment:
     stale: tuple[Any, ...] | None = None
     stale_unit: tuple[Any, ...] | None = None  # the same of the first unit: (whose, group, unit, found, expected)
     not_cacheable: tuple[int, ...] = ()
-    before: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
-    after: AllocatorObservation = field(default_factory=lambda: AllocatorObservation(0, None, None, None, None, None))
-    held_before: dict[int, int] = field(default_factory=dict)
-    waiting_before: dict[int, int] = field(default_factory=dict)
+    after: AllocatorObservation = NOTHING
     held: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
+    recounted: dict[str, Any] | None = None  # what is wrong with the pool, by invariant
 
     @property
     def first_page(self) -> int:

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..harness.trial import Trial
-from .canary import ShadowMemory, UnitMemory
+from .canary import ShadowMemory
 from .groups import UnitTable
 from .model import AllocatorModel, AllocatorMoment, AllocatorObservation, Holder
 
 _NO_PAGES: dict[int, int] = {}
 
 
-def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: Iterable[int]) -> None:
+def observe(trial: Trial, model: AllocatorModel, pages: Iterable[int]) -> None:
     """Ask the subject for everything that it shows, and recount the model. `pages`: all of the pool."""
-    subject, has = trial.subject, trial.capabilities
+    subject, has, memory = trial.subject, trial.capabilities, model.memory
     m: AllocatorMoment = trial.moment
     must, integers = trial.must, trial.integers
     free = cached = deferred = references = rows = None
@@ -36,22 +36,16 @@ def observe(trial: Trial, model: AllocatorModel, memory: ShadowMemory, pages: It
         m.after = m.after._replace(**_read_units(trial, model))
     m.held = model.held()
     m.waiting = model.waiting() if model.deferred else _NO_PAGES
-    m.stale = None
     for holder in model.everybody():
         cells = holder.cells
         if cells and memory.read(holder.slots[: len(cells)]) != cells:
             m.stale = _first_stale(model, memory)
             break
-
-
-def look_at_units(model: AllocatorModel, moment: AllocatorMoment, memory: UnitMemory) -> None:
-    """Note the first unit of a row that does not hold what the row wrote."""
-    moment.stale_unit = None
-    for name, row in model.rows.items():
-        wrong = memory.first_wrong(row)
+    for name, row in model.rows.items() if model.groups else ():
+        wrong = model.units.first_wrong(row)
         if wrong is not None:
-            moment.stale_unit = (name, *wrong)
-            return
+            m.stale_unit = (name, *wrong)
+            break
 
 
 def read_tables(trial: Trial, request: str) -> tuple[UnitTable, ...]:

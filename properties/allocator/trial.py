@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
 from ..harness.text import listed
 from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
-from .canary import ShadowMemory, UnitMemory, contents
 from .contract import Allocator, AllocatorCapabilities, AllocatorConfig
 from .model import AllocatorModel, AllocatorMoment
-from .reading import look_at_units, observe, read_tables
+from .reading import observe, read_tables
 
 HOLDERS = Handles("abcd")
 REQUESTS = Handles(("r1", "r2", "r3"))
@@ -47,18 +47,6 @@ def _can_give(t: AllocatorTrial, holder: str, num_pages: int) -> bool:
     return holder in t.model.holders and num_pages > 0
 
 
-def _can_defer(t: AllocatorTrial, holder: str) -> bool:
-    return holder in t.model.holders and t.model.num_in_flight > 0
-
-
-def _can_fork(t: AllocatorTrial, holder: str, new: str, num_pages: int) -> bool:
-    return _can_give(t, holder, num_pages) and new not in t.model.holders
-
-
-def _can_reuse(t: AllocatorTrial, holder: str, num_pages: int) -> bool:
-    return bool(t.model.cached) and num_pages > 0
-
-
 def _one_is_stray(t: AllocatorTrial, pages: tuple[int, ...]) -> bool:
     # An allocator cannot know who frees a page. So one of them must have no holder, and wait for no step either.
     return not all(page in t.moment.held or page in t.moment.waiting for page in pages)
@@ -72,24 +60,14 @@ def _may_need(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
     return request in t.model.rows and num_tokens >= 0
 
 
-def _can_commit(t: AllocatorTrial, request: str, num_tokens: int) -> bool:
-    return num_tokens > 0 and t.model.room(request) > 0
-
-
 class AllocatorTrial(Trial):
     """An allocator and its model, and what both show.
     A state that is impossible for the subject is a Violation at once."""
 
     contract = "allocator"
     looks = (
-        "num_free",
-        "free_pages",
-        "cached_pages",
-        "num_deferred",
-        "references",
-        "slots_of",
-        "units_of",
-        "used_units",
+        *("num_free", "free_pages", "cached_pages", "num_deferred"),
+        *("references", "slots_of", "units_of", "used_units"),
     )
     quick = 60_000
     parts: ClassVar = {"units of layer groups": "groups"}
@@ -110,64 +88,51 @@ class AllocatorTrial(Trial):
 
     def prepare(self) -> None:
         self.model = AllocatorModel(self.config.page_size, self.config.unit_groups)
-        self.memory = ShadowMemory()
-        self.units = UnitMemory(self.config.unit_groups, self.config.page_size)
         first = 1 if self.capabilities.padding_page else 0
-        self._all_pages = range(first, first + self.config.num_pages)
-        self.moment = AllocatorMoment(self.config, self.capabilities, self.model, frozenset(self._all_pages))
-        self._observe()
-
-    def _observe(self) -> None:
-        observe(self, self.model, self.memory, self._all_pages)
-        if self.config.groups:
-            look_at_units(self.model, self.moment, self.units)
+        self._pages = range(first, first + self.config.num_pages)
+        self._known = self.config, self.capabilities, self.model, frozenset(self._pages)
+        self.begin(self.operation)
+        observe(self, self.model, self._pages)
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
     def begin(self, operation: Operation | str) -> None:
         """Forget the last operation; what was after it is now before."""
-        m = self.moment
-        m.operation = operation
-        m.asked = m.answer = m.refusal = m.allowed = m.twice = m.row_granted = None
-        m.must_succeed = m.must_refuse = False
-        m.parts = ()
-        m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting
+        m, last = AllocatorMoment(*self._known, operation), self.moment
+        if last is not None:  # of an operation that is left out nothing is observed
+            m.before, m.held_before, m.waiting_before = m.after, m.held, m.waiting = last.after, last.held, last.waiting
+        self.moment = m
 
     def end(self) -> None:
-        self._observe()
+        observe(self, self.model, self._pages)
         m = self.moment
         self.transcript.append(m.answer if m.refusal is None else "refused")
-
-    def _expect(self, num_slots: int, *, possible: bool) -> None:
-        """Note whether a request for this number of slots must be granted or refused."""
-        m = self.moment
-        grantable = possible and num_slots <= self._available() and num_slots % self.config.page_size == 0
-        m.must_succeed, m.must_refuse = grantable, not grantable
 
     def _available(self) -> int:
         """Return how many slots are free or can be evicted."""
         return self.moment.before.num_free + len(self.model.cached) * self.config.page_size
+
+    def _request(self, num_slots: int, fits: bool, method: Callable[..., object], *arguments: object) -> object | None:
+        """Ask for `num_slots` more slots, and note whether they must be granted. Returns the answer, None if they were
+        refused. `fits`: whether what is not in the pool of pages has room for them."""
+        m = self.moment
+        m.asked = num_slots
+        if fits:
+            m.allowed = bool(self.must(self.subject.can_allocate, num_slots))
+        m.must_succeed = fits and 0 <= num_slots <= self._available() and num_slots % self.config.page_size == 0
+        m.must_refuse = not m.must_succeed
+        answer = self.ask(method, *arguments)
+        return None if self.refused(answer, None, False) else answer
 
     # -- pages --------------------------------------------------------------------------------------------------------
 
     @operation(weight=10)
     def alloc(self, holder: str, num_slots: int) -> None:
         """Let `holder` take `num_slots` more slots."""
-        m = self.moment
-        m.asked = num_slots
-        m.allowed = bool(self.must(self.subject.can_allocate, num_slots))
-        self._expect(num_slots, possible=num_slots >= 0)
-        answer = self.ask(self.subject.alloc, num_slots)
-        if self.refused(answer, None):
-            return
-        slots = m.answer = self.integers(answer, f"alloc({num_slots})")
-        if slots:
-            taker = self.model.holder(holder)
-            cells = contents(taker.owner, len(taker.cells), len(taker.cells) + len(slots))
-            taker.slots += slots
-            taker.pages += self.model.pages_of(slots)
-            taker.cells += cells
-            self.memory.write(slots, cells)
+        answer = self._request(num_slots, True, self.subject.alloc, num_slots)
+        if answer is not None:
+            self.moment.answer = self.integers(answer, f"alloc({num_slots})")
+            self.model.give(holder, self.moment.answer)
 
     @operation(weight=7, when=_can_give, num_pages=lambda c, has: (1, 1, 2, c.num_pages))
     def free(self, holder: str, num_pages: int) -> None:
@@ -188,37 +153,36 @@ class AllocatorTrial(Trial):
         if not self.refused(self.ask(self.subject.free, slots + slots)):
             self.model.cut(holder, 1)
 
-    @operation(needs="sharing", weight=3, when=_can_fork)
-    def fork(self, holder: str, new: str, num_pages: int) -> None:
+    @operation(
+        needs="sharing", weight=3, when=lambda t, holder, new: holder in t.model.holders and new not in t.model.holders
+    )
+    def fork(self, holder: str, new: str, num_pages: int) -> bool | None:
         """Make `new` one more holder of the first `num_pages` pages of `holder`."""
-        source = self.model.holders[holder]
-        count = min(num_pages, len(source.pages))
-        num_slots = count * self.config.page_size
-        self.carry_out(self.subject.share, source.slots[:num_slots])
-        twin = self.model.holder(new)
-        twin.pages, twin.slots, twin.cells = source.pages[:count], source.slots[:num_slots], source.cells[:num_slots]
+        if num_pages < 1:
+            return False
+        source, stop = self.model.holders[holder], num_pages * self.config.page_size
+        self.carry_out(self.subject.share, source.slots[:stop])
+        return self.model.give(new, source.slots[:stop], source.cells[:stop])
 
     @operation(needs="eviction", weight=4, when=_can_give)
     def retire(self, holder: str, num_pages: int) -> None:
         """Let `holder` give back its last `num_pages` pages, whose content may be kept."""
         gone = self.model.cut(holder, num_pages)
         self.carry_out(self.subject.retire, gone.slots)
-        size, held, waiting = self.config.page_size, self.model.held(), self.model.waiting()
-        for number, page in enumerate(gone.pages):
-            if page not in held and page not in waiting:
-                self.model.cached[page] = gone.cells[number * size : (number + 1) * size]
+        self.model.retire(gone)
 
-    @operation(needs="eviction", weight=2, when=_can_reuse, num_pages=(1, 2))
+    @operation(
+        needs="eviction",
+        weight=2,
+        when=lambda t, holder, num_pages: bool(t.model.cached) and num_pages > 0,
+        num_pages=(1, 2),
+    )
     def reuse(self, holder: str, num_pages: int) -> None:
         """Let `holder` take the `num_pages` cached pages with the lowest ids."""
         pages = sorted(self.model.cached)[:num_pages]
         slots = self.model.slots_of(pages)
         self.carry_out(self.subject.reuse, slots)
-        taker = self.model.holder(holder)
-        taker.pages += pages
-        taker.slots += slots
-        for page in pages:
-            taker.cells += self.model.cached.pop(page)
+        self.model.give(holder, slots, [cell for page in pages for cell in self.model.cached.pop(page)])
 
     @operation(needs="eviction", weight=1, num_pages=lambda c, has: (0, 1, 2, c.num_pages))
     def evict(self, num_pages: int) -> None:
@@ -248,35 +212,27 @@ class AllocatorTrial(Trial):
         return self._extend(batch, [1] * len(batch), is_decode=True) if batch else False
 
     def _extend(self, batch: Sequence[int], num_tokens: Sequence[int], *, is_decode: bool) -> None:
-        m, size, parts = self.moment, self.config.page_size, self.model.parts
+        size, parts = self.config.page_size, self.model.parts
         names = [f"b{number}" for number in batch]
         before = [len(parts[name].slots) if name in parts else 0 for name in names]
         lengths = [length + more for length, more in zip(before, num_tokens, strict=True)]
         last = [parts[name].slots[-1] if name in parts else -1 for name in names]
-        m.asked = sum(-(-n // size) + -b // size for n, b in zip(lengths, before, strict=True)) * size
-        m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
-        self._expect(m.asked, possible=True)
-        if is_decode:
-            answer = self.ask(self.subject.alloc_decode, lengths, last)
-        else:
-            answer = self.ask(self.subject.alloc_extend, before, lengths, last)
-        if self.refused(answer, None):
+        asked = sum(-(-n // size) + -b // size for n, b in zip(lengths, before, strict=True)) * size
+        call = (self.subject.alloc_decode,) if is_decode else (self.subject.alloc_extend, before)
+        answer = self._request(asked, True, *call, lengths, last)
+        if answer is None:
             return
         slots = self.integers(answer, "the slots of a batch")
         if len(slots) != sum(num_tokens):
             message = f"{len(slots)} slots for {sum(num_tokens)} tokens"
             raise self.misbehaviour("ANSWER", message, "a slot for each token")
-        m.parts = tuple(zip(names, before, strict=True))
-        at = 0
+        self.moment.parts = tuple(zip(names, before, strict=True))
+        given = iter(slots)
         for name, more in zip(names, num_tokens, strict=True):
-            part = parts.setdefault(name, self.model.new_holder()) if name not in parts else parts[name]
-            mine = slots[at : at + more]
-            cells = contents(part.owner, len(part.cells), len(part.cells) + more)
-            part.slots += mine
-            part.cells += cells
+            part = parts.get(name) or parts.setdefault(name, self.model.new_holder())
+            part.slots += islice(given, more)
             part.pages = self.model.pages_of(part.slots)
-            self.memory.write(mine, cells)
-            at += more
+            self.model.write(part)
 
     @operation(needs="batches", weight=3, when=lambda t, number: f"b{number}" in t.model.parts, number=(1, 2, 3))
     def give_back(self, number: int) -> None:
@@ -298,7 +254,9 @@ class AllocatorTrial(Trial):
         self.model.complete()
         self.carry_out(self.subject.complete, self.model.completed)
 
-    @operation(needs="deferred_free", weight=3, when=_can_defer)
+    @operation(
+        needs="deferred_free", weight=3, when=lambda t, holder: holder in t.model.holders and t.model.num_in_flight
+    )
     def free_after(self, holder: str) -> None:
         """Let `holder` give back all that it has while the newest step may still touch it."""
         giver = self.model.holders.pop(holder)
@@ -320,36 +278,34 @@ class AllocatorTrial(Trial):
             if self.config.groups:
                 self.use({"units of layer groups": True})
                 row.units = read_tables(self, request)
-                self.units.write(row, 0, 0)
+                self.model.units.write(row, 0, 0)
 
     @operation(needs="table", weight=7, when=_may_need, num_tokens=_tokens)
     def grow(self, request: str, num_tokens: int) -> None:
         """Extend a row to `num_tokens` tokens past what is committed."""
-        m, row, size = self.moment, self.model.rows[request], self.config.page_size
+        row, size = self.model.rows[request], self.config.page_size
         target = row.committed + num_tokens
         pages = max(-(-target // size) - len(row.slots) // size, 0)
         for_units = self.model.pages_for([pages if group.window else 0 for group in self.model.groups])
-        m.asked = (pages + (for_units or 0)) * size
         fits = target <= self.config.row_width and for_units is not None
-        if fits and m.asked:
-            m.allowed = bool(self.must(self.subject.can_allocate, m.asked))
-        self._expect(m.asked, possible=fits)
-        if not self.refused(self.ask(self.subject.grow, request, target)):
+        asked = (pages + (for_units or 0)) * size
+        if self._request(asked, fits, self.subject.grow, request, target) is not None:
             row.wanted = max(row.wanted, target)
 
-    @operation(needs="table", weight=4, when=_can_commit)
-    def commit(self, request: str, num_tokens: int) -> None:
+    @operation(needs="table", weight=4, when=_may_need)
+    def commit(self, request: str, num_tokens: int) -> bool | None:
         """Make `num_tokens` more tokens of a request final, or as many as fit."""
         row = self.model.rows[request]
-        start, stop = row.committed, row.committed + min(num_tokens, self.model.room(request))
-        cells = contents(row.owner, start, stop)
-        self.memory.write(row.slots[start:stop], cells)
-        row.cells += cells
+        start, stop = row.committed, min(row.committed + num_tokens, len(row.slots))
+        if stop <= start:
+            return False
+        self.model.write(row, stop)
         row.committed = stop
-        row.wanted = max(row.wanted, row.committed)
+        row.wanted = max(row.wanted, stop)
         if self.config.groups:
-            self.units.write(row, start, stop)
+            self.model.units.write(row, start, stop)
             self.carry_out(self.subject.advance, request, stop)
+        return None
 
     @operation(needs="table", weight=2, when=_may_need, num_tokens=lambda c, has: (0, 0, 1, c.page_size))
     def trim(self, request: str, num_tokens: int) -> None:
@@ -396,9 +352,8 @@ class AllocatorTrial(Trial):
         self.operation = "drained"
         self.begin(self.operation)
         self.moment.drained = True
-        self._observe()
+        observe(self, self.model, self._pages)
         self.check()
-        self.moment.drained = False
 
     def describe(self) -> str:
         m = self.moment
