@@ -6,8 +6,15 @@ from __future__ import annotations
 from typing import Any
 
 from .model import Inserted, Path, RunningRequest
-from .reading import look_into_host, read_inserted, read_nodes, read_slots
+from .reading import look_into_host, read_inserted, read_match, read_nodes, read_slots
 from .texts import Text
+
+
+def look_up(t: Any, text: Text) -> tuple[object, Path] | None:
+    """Match a text on both: the subject's handle and the model's path, None where the two differ."""
+    handle, slots = read_match(t, t.must(t.subject.match, list(text.tokens), text.namespace))
+    path = t.moment.note_match(text, slots)
+    return (handle, path) if slots == t.moment.slots_of([cached.page for cached in path]) else None
 
 
 def hand_over(t: Any, text: Text, table: list[int], num_positions: int) -> tuple[object, Path] | None:
@@ -38,7 +45,7 @@ class TableOfSuite:
     def admit(self, request: str, text: Text) -> None:
         """Start a request from what is cached; turn it away where the rest does not fit."""
         t = self.trial
-        found = t.look_up(text)
+        found = look_up(t, text)
         if found is None:
             return
         handle, path = found

@@ -11,6 +11,8 @@ from functools import reduce
 from itertools import pairwise, product
 from typing import NamedTuple
 
+from .contract import PrefixCacheCapabilities, PrefixCacheConfig
+
 LARGE_TOKEN = 2**16 + 1
 HUGE_TOKEN = 2**31 + 1
 """Token ids that become 1 if an implementation cuts them to 16, or to 31 bits."""
@@ -25,6 +27,16 @@ TEXTS = (
     *(*product((0, 1), repeat=2), (0, 2), (0, 3), *product((0, 1), repeat=3), (0, 0, 0, 0), (0, 1, 0, 1)),
 )
 HUGE_TEXTS = ((HUGE_KIND,), (0, HUGE_KIND))
+
+
+def texts_of(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[tuple[int, ...], ...]:
+    """Return the kinds of pages of the texts that a trial draws."""
+    return TEXTS + HUGE_TEXTS if has.wide_ids else TEXTS
+
+
+def extras_of(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]:
+    """Return how many tokens may stand behind the pages. A bigram's last page needs the token behind it."""
+    return sorted({-1, 0, 1, config.page_size - 1}) + [int(config.bigram)] * 3
 
 
 def page_of(kind: int, page_size: int) -> tuple[int, ...]:

@@ -2,9 +2,6 @@
 
 The trial is what stands around a prefix cache in an engine: it has the pool, computes what is not cached, and keeps the
 request tables. Where the subject has a table and a pool of its own (`table`), it only watches.
-
-A text is written as kinds of pages and what stands behind them (`texts.py`), so that an operation keeps its meaning
-when the page size gets smaller.
 """
 
 from __future__ import annotations
@@ -17,23 +14,14 @@ from ..harness.trial import Trial
 from . import invariants as invariants  # registers the checkers
 from . import unit_invariants as unit_invariants
 from .contract import PrefixCache, PrefixCacheCapabilities, PrefixCacheConfig
-from .model import HostUses, Matched, Path, PrefixCacheModel, PrefixCacheMoment, Remembered
-from .reading import observe, read_match
-from .tables import TableOfSubject, TableOfSuite, hand_over
-from .texts import HUGE_TEXTS, TEXTS, Text, text_of
+from .model import HostUses, Matched, PrefixCacheModel, PrefixCacheMoment, Remembered
+from .reading import observe
+from .tables import TableOfSubject, TableOfSuite, hand_over, look_up
+from .texts import Text, extras_of, text_of, texts_of
 
 NAMES = Handles(("m", "n", "o"))
 REQUESTS = Handles(("r1", "r2", "r3"))
 NAMESPACES = ("", "lora-1", "1")
-
-
-def _texts(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[tuple[int, ...], ...]:
-    return TEXTS + HUGE_TEXTS if has.wide_ids else TEXTS
-
-
-def _extras(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> list[int]:
-    # A bigram's last page needs the token behind it.
-    return sorted({-1, 0, 1, config.page_size - 1}) + [int(config.bigram)] * 3
 
 
 def _amounts(config: PrefixCacheConfig, has: PrefixCacheCapabilities) -> tuple[int, ...]:
@@ -81,8 +69,8 @@ class PrefixCacheTrial(Trial):
     values: ClassVar = {
         "name": NAMES,
         "request": REQUESTS,
-        "pages": _texts,
-        "extra": _extras,
+        "pages": texts_of,
+        "extra": extras_of,
         "namespace": lambda c, has: ("", "", *NAMESPACES) if has.namespaces else ("",),
         "first": NAMESPACES,
         "second": NAMESPACES,
@@ -124,15 +112,15 @@ class PrefixCacheTrial(Trial):
     @operation(weight=8, when=_is_not_locked)
     def match(self, name: str, pages: tuple[int, ...], extra: int, namespace: str) -> None:
         """Look a text up and remember the match as `name`, unlocked."""
-        found = self.look_up(self.text(pages, extra, namespace))
+        found = look_up(self, self.text(pages, extra, namespace))
         if found is not None:
             self.model.matches[name] = Remembered(*found)
 
     @operation(weight=3, needs="namespaces")
     def compare(self, pages: tuple[int, ...], extra: int, first: str, second: str) -> None:
         """Look one text up in two namespaces."""
-        if self.look_up(self.text(pages, extra, first)) is not None:
-            self.look_up(self.text(pages, extra, second))
+        if look_up(self, self.text(pages, extra, first)) is not None:
+            look_up(self, self.text(pages, extra, second))
 
     @operation(weight=2, needs="peek")
     def peek(self, pages: tuple[int, ...], extra: int, namespace: str) -> None:
@@ -140,15 +128,6 @@ class PrefixCacheTrial(Trial):
         text = self.text(pages, extra, namespace)
         length = self.integer(self.must(self.subject.peek, list(text.tokens), namespace), "peek()")
         self.moment.matches.append(Matched(text, length, None, self.model.match_of(text), ()))
-
-    def look_up(self, text: Text) -> tuple[object, Path] | None:
-        """Match a text on both: the subject's handle and the model's path, None where the two differ."""
-        answer = self.must(self.subject.match, list(text.tokens), text.namespace)
-        handle, slots = read_match(self, answer)
-        path = self.moment.note_match(text, slots)
-        if self.moment.matches[-1].slots != self.moment.slots_of([cached.page for cached in path]):
-            return None
-        return handle, path
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
@@ -179,7 +158,7 @@ class PrefixCacheTrial(Trial):
     # -- insertion and eviction ---------------------------------------------------------------------------------------
 
     # A subject with a pool takes no pages but its own.
-    @operation(weight=5, pages=lambda c, has: () if has.table else _texts(c, has))
+    @operation(weight=5, pages=lambda c, has: () if has.table else texts_of(c, has))
     def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
         """Insert a text that was computed elsewhere, all of it, whether it is cached or not;
         free the copies at once."""
