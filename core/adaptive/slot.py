@@ -221,6 +221,8 @@ def checked_counts(correct_drafts: Iterable[float], limit: int) -> list[int]:
     if type(correct_drafts) is np.ndarray and correct_drafts.dtype.kind in "iu" and correct_drafts.ndim == 1:
         if not len(correct_drafts):
             return [0] * (limit + 1)
+        if not limit and not np.count_nonzero(correct_drafts):  # as after each plain round
+            return [len(correct_drafts)]
         # The maximum comes first: bincount itself would allocate as much as the greatest value says.
         if np.maximum.reduce(correct_drafts) <= limit:
             try:

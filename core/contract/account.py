@@ -184,7 +184,7 @@ class EngineAccount:
         """Return `column` of the requests in `rows`, int [n]. Steps share one array of rows while the batch stays the
         same."""
         if rows is not self._seen_rows:
-            self._seen_rows, self._seen_columns = rows, self._column_of_row[rows]
+            self._seen_rows, self._seen_columns = rows, self._column_of_row[rows.astype(np.intp)]
         return self._seen_columns
 
     def close(self, request_id: str) -> AccountedRequest | None:

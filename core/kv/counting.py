@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from ..contract.arrays import total_of
 from ..errors import InvalidFree, InvariantViolation
 from .allocator import KVAllocator, Slots
 from .groups import StoreSizes
@@ -64,7 +65,7 @@ class SlotlessTable(RequestTable):
 
     def gather_ragged(self, rows: Index, starts: Index, counts: Index) -> NDArray[np.int32]:
         """Return zeros, int32 [sum of counts]."""
-        return self._unnamed[: int(np.add.reduce(counts))]
+        return self._unnamed[: total_of(counts)]
 
 
 class CountingStore(KVStore):

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..contract.arrays import Int64Array
+from ..contract.arrays import Int64Array, total_of
 from ..contract.step import NO_WRITES, TableWrites, WrittenRanges
 from ..errors import InvariantViolation
 from .allocator import KVAllocator
@@ -66,7 +66,6 @@ class KVStore:
         self.cache_revision: int = 0
         self.num_denied: int = 0  # attempts to allocate that were denied since the caller last set this to 0
         self._denials = 0
-        self._ones = np.ones(num_rows + 1, dtype=np.int64)
         self._shared = [0] * (num_rows + 1)
         self.groups: HeldGroups = HeldGroups(sizes, self.allocator, self.cache, self._new_allocator, self._new_table)
         self._locked: list[RadixNode | None] = [None] * (num_rows + 1)
@@ -210,7 +209,7 @@ class KVStore:
         before = self.allocated[rows]
         after = np.maximum(targets, before)
         needs = after - before
-        total = int(needs.dot(self._ones[: len(needs)]))
+        total = total_of(needs)
         if total == 0:
             return True
         if not self._make_room(total, rows, after):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..adaptive import AdaptiveController
 from ..adaptive.lengths.confidence import RowBudgets
-from ..contract.arrays import BoolArray, Int32Array, Int64Array
+from ..contract.arrays import BoolArray, Int32Array, Int64Array, total_of
 from ..contract.request import cut_runs
 from ..contract.step import DecodeResult, DecodeStep, DraftBudget, RoundShape
 from ..errors import InvariantViolation
@@ -105,8 +105,6 @@ class DecodeRounds:
         self._resting: set[int] = set()  # rows that surely end with a step in flight: they take part in no later plan
         self._rows = np.empty(0, dtype=np.int32)
         self._index = np.empty(0, dtype=np.intp)
-        # A dot product sums small arrays faster than a reduction.
-        self._ones = np.ones(config.max_running, dtype=np.int64)
         self._everyone = np.ones(config.max_running, dtype=bool)
         self._all_present = Presence(self._everyone, self._everyone, True)  # of a batch as large as the last one
         self._epochs = np.empty(0, dtype=np.int64)
@@ -171,7 +169,7 @@ class DecodeRounds:
         """
         rows, index = self.rows, self._index
         kv_len, allocated = self.kv_len[index], self.store.allocated[index]
-        kv_tokens = int(kv_len.dot(self._ones[: len(rows)]))
+        kv_tokens = total_of(kv_len)
         self.budgets.look(index, self._epochs, kv_tokens)
         steps = self.controller.activate_step_by_batch(len(rows), kv_tokens)
         if max_rounds > 1:
@@ -183,7 +181,8 @@ class DecodeRounds:
             return None
         shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
-        row_nodes = self.row_lengths(shape, self.end_len[index] - kv_len)
+        verifies_all = self.row_lengths is all_nodes
+        row_nodes = None if verifies_all else self.row_lengths(shape, self.end_len[index] - kv_len)
         budget = self.budget_for(shape)
         step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds, row_nodes, budget)
         return PlannedRounds(step, index, allocated)
@@ -214,7 +213,7 @@ class DecodeRounds:
         unaligned = batch_size * (page_size - 1)  # the last page of a row is taken whole
         if self.config.groups:
             free = self._tokens_in(free)
-        held = int(allocated.dot(self._ones[:batch_size]))
+        held = total_of(allocated)
         return (free - kv_tokens + held - unaligned) // (batch_size * self.sizes.alloc_len)
 
     def _passed(self, kv_len: Int64Array) -> Int64Array:
@@ -385,7 +384,7 @@ class DecodeRounds:
     def num_ahead(self) -> int:
         """The slots that `held_ahead` counts, with those beside them."""
         _, ahead = self.held_ahead()
-        num_slots = int(ahead.dot(self._ones[: len(ahead)]))
+        num_slots = total_of(ahead)
         if not self.store.groups:
             return num_slots
         return num_slots + self.store.groups.slots_of_pages(num_slots // self.config.page_size)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...core.acceptance.process import AcceptanceProcess
 from ...core.adaptive.lengths.survival import acceptance_of, choose_nodes
+from ...core.contract.arrays import total_of
 from ...core.contract.step import (
     ChosenNodes,
     DecodeResult,
@@ -36,6 +37,7 @@ from ..cost.round import RoundCost
 from .run_cache import RunCache
 
 _WINDOW = 1024
+_UNTIMED = np.empty(0, dtype=np.int64)
 
 
 class Steady:
@@ -132,7 +134,7 @@ class DrawnRounds:
     rounds: int
     accept_lens: np.ndarray  # int32 [≥ rounds, bs]
     emitted: np.ndarray  # int64 [≥ rounds]: tokens of each round over the batch
-    device_ns: np.ndarray  # int64 [rounds]
+    device_ns: np.ndarray  # int64 [rounds]; empty if they are not timed
     left: np.ndarray  # int64 [bs]: tokens until the end, at the start
     chosen: ChosenNodes | None = None  # by the step's budget; then there is one round
 
@@ -171,7 +173,7 @@ class SimulatedDevice:
         self._key = np.zeros(num_rows + 1, dtype=np.uint64)
         self._ones = np.ones((64, num_rows + 1), dtype=np.int32)
         self._counting = np.arange(65, dtype=np.int64)
-        self._units = np.ones(num_rows + 1, dtype=np.int64)
+        self._nobody = np.zeros(num_rows + 1, dtype=bool)  # never written
         empty = np.empty(0, dtype=np.intp)
         self._batch = DecodeColumns(empty, empty, 0, empty, empty)
 
@@ -250,7 +252,7 @@ class SimulatedDevice:
                 chunks, int(self._seen_ns(self.cost, decode, drawn.accept_lens[:1], drawn.left)[0])
             )
         batch, batch_size = self._batch_of(decode), len(decode.rows)
-        kv_tokens = batch.kv_end - int(self._left[batch.indices].dot(self._units[:batch_size]))
+        kv_tokens = batch.kv_end - total_of(self._left[batch.indices])
         return self.cost.step_ns(chunks, DecodeWork(batch_size, decode.shape, kv_tokens, verified_of(decode)))
 
     # -- decode -------------------------------------------------------------------------------------------------------
@@ -264,27 +266,24 @@ class SimulatedDevice:
         chosen = None if decode.budget is None else self._chosen(decode, batch, left)
         if chosen is not None:
             decode, limit = replace(decode, row_nodes=chosen.row_nodes, budget=None), 1
-        kv_tokens = batch.kv_end - int(left.dot(self._units[:batch_size]))
+        kv_tokens = batch.kv_end - total_of(left)
         if decode.shape.steps == 0:
-            lens = self._all_ones(limit, batch_size)
-            grown = self._counting[: limit + 1] * batch_size
-            emitted = grown[1:2].repeat(limit)
-            grown = grown[:-1]
-            rounds = limit
+            lens, rounds = self._all_ones(limit, batch_size), limit
+            grown = self._counting[:limit] * batch_size
+            emitted = lens[:, 0] * np.int64(batch_size)
         else:
             lens, rounds = self._draw_lens(decode, batch, left, limit)
             emitted = np.add.reduce(lens, axis=1, dtype=np.int64)
             grown = np.add.accumulate(emitted[:rounds]) - emitted[:rounds]
-        device_ns = np.zeros(rounds, dtype=np.int64)
-        if timed and self.cost.sees_rows:
-            device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
-        elif timed:
-            if rounds == 1:
+        device_ns = _UNTIMED
+        if timed:
+            if self.cost.sees_rows:
+                device_ns = self._seen_ns(self.cost, decode, lens[:rounds], left)
+            elif rounds == 1:
                 one_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens, verified_of(decode))
                 device_ns = np.array([one_ns])
             else:
                 device_ns = self.cost.decode_ns(batch_size, decode.shape, kv_tokens + grown, verified_of(decode))
-        if timed:
             device_ns = self.jitter.times_ns(self.num_run, device_ns)
             if self.slowdown != 1.0:
                 device_ns = (device_ns * self.slowdown).astype(np.int64)
@@ -349,31 +348,36 @@ class SimulatedDevice:
         else:
             total = self._counting[rounds] if decode.shape.steps == 0 else np.add.reduce(lens, axis=0, dtype=np.int64)
         left = drawn.left
-        still_left = np.maximum(left - total, 0)
+        still_left = left - total
+        end = MultiStepEnd.ASKED if asked else MultiStepEnd.MAX_ROUNDS
+        result = DecodeResult(rounds, lens, None, self._nobody[: len(rows)], end)
+        if still_left[still_left.argmin()] <= 0:
+            still_left = np.maximum(still_left, 0)
+            self._end_rows(result, rows, left, still_left == 0)
         self._left[rows] = still_left
-        stop_index, end = None, MultiStepEnd.ASKED if asked else MultiStepEnd.MAX_ROUNDS
-        ended = still_left == 0
-        # A few at most, and as a rule none.
+        if drawn.chosen is not None:
+            result.row_nodes, result.confidence = drawn.chosen.row_nodes[None], drawn.chosen.confidence[None]
+        return result
+
+    def _end_rows(self, result: DecodeResult, rows: np.ndarray, left: np.ndarray, ended: np.ndarray) -> None:
+        """Say in `result` which rows end, bool `ended` [bs]. `left` int64 [bs]: tokens before its rounds."""
+        result.ended, lens = ended, result.accept_lens
         for i in ended.nonzero()[0].tolist():
             left_before = left.item(i)
             if not left_before:  # it had ended before
                 ended[i] = False
                 continue
-            end = MultiStepEnd.REQUEST_ENDED
+            result.multi_step_end = MultiStepEnd.REQUEST_ENDED
             if self._ends_by_stop[rows[i]]:
-                if stop_index is None:
-                    stop_index = np.full(lens.shape, -1, dtype=np.int32)
-                stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
-        result = DecodeResult(rounds, lens, stop_index, ended, end)
-        if drawn.chosen is not None:
-            result.row_nodes, result.confidence = drawn.chosen.row_nodes[None], drawn.chosen.confidence[None]
-        return result
+                if result.stop_index is None:
+                    result.stop_index = np.full(lens.shape, -1, dtype=np.int32)
+                result.stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
 
     def _batch_of(self, decode: DecodeStep) -> DecodeColumns:
         """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""
         if decode.rows is not self._batch.rows:
             index = decode.rows.astype(np.intp)
-            kv_end = int(self._kv_end[index].dot(self._units[: len(index)]))
+            kv_end = total_of(self._kv_end[index])
             self._batch = DecodeColumns(decode.rows, index, kv_end, self._key[index], self._position_end[index])
         return self._batch
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
+from ...core.contract.arrays import total_of
 from ...core.contract.outcomes import LossOutcome
 from ...core.contract.request import FinishedRequest, FinishReason, Request
 from ...core.contract.step import DecodeStep, Step, StepFailure, StepResult
@@ -363,7 +364,7 @@ class EngineActor:
         self._cpu_free_ns = self.env.now
         if has_tail:
             self._flights[1].launched_ns = int(times.next_launch_ns[rounds - 1])
-        self.device.busy_ns += int(np.add.reduce(drawn.device_ns[:rounds]))
+        self.device.busy_ns += total_of(drawn.device_ns[:rounds])
         self.rounds += rounds
         self._spans.add_device(step, started_ns, self._device_free_ns - started_ns, rounds)
         decoded = self.device.apply(decode, drawn, rounds, asked)
