@@ -318,7 +318,9 @@ class DecodeRounds:
             ended = ended & present.last
             kept = kept * present.by_round(rounds)
         kv_after = kv_before_last + kept[-1]
-        emitted = kv_after - kv_before if present.is_complete else (kv_after - kv_before)[present.last]
+        emitted = kept[0] if rounds == 1 else kv_after - kv_before
+        if not present.is_complete:
+            emitted = emitted[present.last]
         if emitted.size and emitted[emitted.argmin()] < rounds:
             raise InvariantViolation("ACCEPT-02", f"a live row emitted fewer than {rounds} tokens")
         self.kv_len[rows] = kv_after if present.is_complete else np.where(present.before, kv_after, kv_before)
@@ -400,7 +402,7 @@ class DecodeRounds:
         (`in_later_step`), the row was planned once more.
         """
         known = kv_before_last
-        if self.config.overlap:
+        if self.config.overlap and np.count_nonzero(in_later_step) < len(in_later_step):
             earlier = planned.decode.seq_lens if result.rounds == 1 else kv_before_last - result.accept_lens[-2]
             known = np.where(in_later_step, kv_before_last, earlier)
         held = np.maximum(planned.allocated, self._in_pages(known + self.sizes.reserve))
