@@ -20,6 +20,7 @@ from ...core.draws import Purpose, hash64
 from ..harness.text import listed
 from .contract import MAX_NODES, AcceptCapabilities, AcceptConfig, LaunchBatch
 from .expected import PathDrafter, RecordedCoins
+from .inputs import frozen
 
 LAYERS = 4  # keys and values of two layers
 _MASK = (1 << 62) - 1
@@ -292,6 +293,16 @@ class AcceptModel:
         """Return the slots that the next round's nodes are written to."""
         start = self.seq_len(row)
         return self.table[row, start : start + nodes]
+
+    def batch(self, rows: Sequence[int], num_rows: int, nodes: int, drafts: Sequence[np.ndarray]) -> LaunchBatch:
+        """Return what a round of these rows is launched with, and of rows of padding up to `num_rows`."""
+        roots, seq_lens = np.zeros(num_rows, np.int64), np.ones(num_rows, np.int64)
+        windows = np.zeros((num_rows, nodes), np.int64)
+        for number, row in enumerate(rows):
+            roots[number], seq_lens[number] = self.requests[row].root, self.seq_len(row)
+            windows[number] = self.window(row, nodes)
+        held = map(frozen, (roots, seq_lens))
+        return LaunchBatch(*held, self.config.context_len - 1, frozen(windows), *drafts)
 
     def write_nodes(self, round: LaunchedRound) -> None:
         """Write the KV of a round's nodes, each at the position that the component gave it, as the target does."""

@@ -3,7 +3,7 @@ looked at again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -59,18 +59,6 @@ def _in_flight(t: AcceptTrial, round: str) -> bool:
     return round in t.rounds
 
 
-def _has_no_grammar(t: AcceptTrial, round: str) -> bool:
-    return round in t.rounds and t.rounds[round].states is None
-
-
-def _is_drafted_chain(t: AcceptTrial, round: str) -> bool:
-    return round in t.rounds and not t.rounds[round].is_proposed and t.rounds[round].shape[1] == 1
-
-
-def _fits_vocabulary(t: AcceptTrial, shape: tuple[int, ...], seed: int) -> bool:
-    return len(shape) == 3 and 1 <= shape[1] <= t.config.vocab_size
-
-
 class AcceptTrial(Trial):
     """`subject` under operations. Paths are followed as far as they make sense;
     where they do not, the request is replaced."""
@@ -112,20 +100,20 @@ class AcceptTrial(Trial):
 
     # -- what is only asked for a value: trees that it drafts itself, distributions, coins -----------------------------
 
-    @operation(needs="beams", weight=2, when=_fits_vocabulary, shape=DRAFTED_SHAPES)
-    def draft(self, shape: tuple[int, ...], seed: int) -> None:
+    @operation(needs="beams", weight=2, shape=DRAFTED_SHAPES)
+    def draft(self, shape: tuple[int, ...], seed: int) -> bool | None:
         """Let the component draft below two roots by itself."""
         m, num_rows = self.moment, 2
+        if len(shape) != 3 or not 1 <= shape[1] <= self.config.vocab_size:
+            return False
         m.drafted = tuple(shape)
         m.drafter = PathDrafter.of(seed, self.config.vocab_size, shape[1], num_rows)
         nothing = (np.zeros((num_rows, 0), kind) for kind in (np.int64, np.float32, np.int64))
         roots, seq_lens = np.arange(num_rows) % self.config.vocab_size, np.ones(num_rows, np.int64)
         windows = np.zeros((num_rows, shape[2]), np.int64)
         batch = LaunchBatch(roots, seq_lens, self.config.context_len - 1, windows, *nothing)
-        self.must(self.subject.configure, *shape)
-        handle = self.must(self.subject.draft, batch, m.drafter.answer)
-        self.must(self.subject.configure, *self.shape)
-        m.round = read_round(self, self.shape, batch, handle)
+        m.round = self._ask_once(shape, batch, self.subject.draft, m.drafter.answer)
+        return None
 
     @operation(needs="lookups", weight=1, nodes=(1, 2, 4, 8))
     def look_up(self, seed: int, nodes: int) -> bool:
@@ -138,8 +126,8 @@ class AcceptTrial(Trial):
         tokens, parents = read_flat(self, answer, "look_up()", 2, len(rows) * rest)
         for number, paths in enumerate(rows):
             own = slice(number * rest, (number + 1) * rest)
-            begun = dict.fromkeys(tuple(path[:end]) for path in paths for end in range(1, len(path) + 1))
-            wanted, links, there = list(begun)[:rest], (-1, *parents[own]), None
+            wanted = list(dict.fromkeys(tuple(path[:end]) for path in paths for end in range(1, len(path) + 1)))[:rest]
+            links, there = (-1, *parents[own]), None
             if depths_of(links) is not None:
                 there = [path for path in node_paths((-1, *tokens[own]), links)[1:] if path is not None]
             if there != wanted:
@@ -192,7 +180,7 @@ class AcceptTrial(Trial):
         """Verify many equal rows under coins that cover the unit square evenly:
         what is emitted must have the target's distribution."""
         shape = (2, topk, 1 + 2 * topk)
-        round = self._launch_once(shape, inputs.equal_rows(self.config, shape, target, inputs.GRID))
+        round = self._ask_once(shape, inputs.equal_rows(self.config, shape, target, inputs.GRID), self.subject.launch)
         row = [np.array(rows[:1], np.int64) for rows in (round.tokens, round.parents)]
         probs = inputs.probabilities(*row, self.config.vocab_size, target, 2)
         self._measure(round, np.full(inputs.GRID, 1 / inputs.GRID), probs)
@@ -201,12 +189,14 @@ class AcceptTrial(Trial):
     def distribution_drafted(self, target: int) -> None:
         """Do the same with drafts from a known distribution, each as often as it is drawn."""
         batch, probs, drafts, weights = inputs.drafted_rows(self.config, target)
-        self._measure(self._launch_once((1, 1, 2), batch), weights, probs, drafts)
+        self._measure(self._ask_once((1, 1, 2), batch, self.subject.launch), weights, probs, drafts)
 
-    def _launch_once(self, shape: tuple[int, int, int], batch: LaunchBatch) -> LaunchedRound:
-        """Launch a round of another shape; the one in force comes back at once."""
+    def _ask_once(
+        self, shape: Sequence[int], batch: LaunchBatch, method: Callable[..., object], *more: object
+    ) -> LaunchedRound:
+        """Ask for a round of another shape; the one in force comes back at once."""
         self.must(self.subject.configure, *shape)
-        handle = self.must(self.subject.launch, batch)
+        handle = self.must(method, batch, *more)
         self.must(self.subject.configure, *self.shape)
         return read_round(self, self.shape, batch, handle)
 
@@ -273,14 +263,7 @@ class AcceptTrial(Trial):
             drafts = inputs.proposals(nodes, num_rows, vocab, seed)
         else:
             drafts = inputs.candidates(self.shape, num_rows, vocab, seed, garbage)
-        roots, seq_lens = np.zeros(num_rows, np.int64), np.ones(num_rows, np.int64)
-        windows = np.zeros((num_rows, nodes), np.int64)
-        for number, row in enumerate(rows):
-            roots[number] = self.model.requests[row].root
-            seq_lens[number] = self.model.seq_len(row)
-            windows[number] = self.model.window(row, nodes)
-        held = map(inputs.frozen, (roots, seq_lens))
-        batch = LaunchBatch(*held, self.config.context_len - 1, inputs.frozen(windows), *drafts)
+        batch = self.model.batch(rows, num_rows, nodes, drafts)
         handle = self.must(self.subject.propose if is_proposed else self.subject.launch, batch)
         drawn = (nodes - 1, 1, nodes) if is_proposed else self.shape
         round = read_round(self, drawn, batch, handle, rows, garbage, is_proposed)
@@ -289,13 +272,16 @@ class AcceptTrial(Trial):
         if self.capabilities.links:
             self.moment.links = read_links(self, self.must(self.subject.links, handle), num_rows, nodes)
 
-    @operation(needs="constraints", weight=8, when=_has_no_grammar, grammar=SEEDS[:8])
-    def constrain(self, round: str, grammar: int) -> None:
+    @operation(needs="constraints", weight=8, when=_in_flight, grammar=SEEDS[:8])
+    def constrain(self, round: str, grammar: int) -> bool | None:
         """Give a launched round a grammar."""
+        if self.rounds[round].states is not None:
+            return False
         found = self.moment.round = self.rounds[round]
         table, states = inputs.grammar(self.config.vocab_size, found.num_rows, grammar)
         found.constrain(table, states)
         self.must(self.subject.constrain, found.handle, table, states)
+        return None
 
     @operation(weight=2, when=_in_flight)
     def abandon(self, round: str) -> None:
@@ -314,12 +300,13 @@ class AcceptTrial(Trial):
         """Finish a round by sampling."""
         self._verify_sampling(round, target, agreement)
 
-    @operation(needs="draft_probabilities", weight=10, when=_is_drafted_chain, broken=inputs.BROKEN_DRAFTS)
+    @operation(needs="draft_probabilities", weight=10, when=_in_flight, broken=inputs.BROKEN_DRAFTS)
     def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> bool | None:
         """Finish a chain that was drawn from known distributions; `broken` says how some of these are none."""
-        if broken not in inputs.BROKEN_DRAFTS:
+        chain = self.rounds[round]
+        if chain.is_proposed or chain.shape[1] != 1 or broken not in inputs.BROKEN_DRAFTS:
             return False
-        drafts = inputs.draft_probabilities(*self.rounds[round].tree(), self.config.vocab_size, target, broken)
+        drafts = inputs.draft_probabilities(*chain.tree(), self.config.vocab_size, target, broken)
         return self._verify_sampling(round, target, agreement, drafts=drafts)
 
     @operation(needs="target_failures", weight=4, when=_in_flight)
@@ -329,61 +316,51 @@ class AcceptTrial(Trial):
         verify(round, target, agreement=3, failing=True)
 
     def _verify_greedy(self, name: str, target: int, agreement: int, failing: bool = False) -> None:
-        m = self.moment
-        round = m.round = self.rounds.pop(name)
+        round = self.rounds.pop(name)
         logits = inputs.logits(*round.tree(), self.config.vocab_size, target, agreement, failing)
-        allowed = round.allowed()
+        allowed, fails = round.allowed(), ~np.isfinite(logits).all(axis=1)
         masked = logits if allowed is None else np.where(allowed, logits, -np.inf)
-        fails = ~np.isfinite(logits).all(axis=1)
-        m.failing = round.rows_of(fails)
-        m.wanted = round.rows_of(np.where(fails, -1, masked.argmax(axis=1)))
-        self._finish(round, self.must(self.subject.verify_greedy, round.handle, logits))
+        self.moment.wanted = round.rows_of(np.where(fails, -1, masked.argmax(axis=1)))
+        self._finish(round, fails, self.subject.verify_greedy, logits)
 
     def _verify_sampling(
         self, name: str, target: int, agreement: int, failing: bool = False, drafts: np.ndarray | None = None
     ) -> None:
-        m = self.moment
-        round = m.round = self.rounds.pop(name)
+        round = self.rounds.pop(name)
         allowed = round.allowed()
         probs = inputs.probabilities(*round.tree(), self.config.vocab_size, target, agreement, allowed, failing)
-        m.probs = probs if allowed is None else probs * allowed  # what the grammar leaves of them
-        m.failing = round.rows_of(~np.isfinite(probs).all(axis=1))
-        coins = inputs.coins(round.num_rows, round.num_coins, target)
+        self.moment.probs = probs if allowed is None else probs * allowed  # what the grammar leaves of them
+        fails, coins = ~np.isfinite(probs).all(axis=1), inputs.coins(round.num_rows, round.num_coins, target)
         if drafts is None:
-            verdict = self.must(self.subject.verify_sampling, round.handle, probs, *coins)
+            self._finish(round, fails, self.subject.verify_sampling, probs, *coins)
         else:
-            verdict = self.must(self.subject.verify_drafted, round.handle, probs, drafts, *coins)
-        self._finish(round, verdict)
+            self._finish(round, fails, self.subject.verify_drafted, probs, drafts, *coins)
 
-    def _finish(self, round: LaunchedRound, verdict: object) -> None:
+    def _finish(self, round: LaunchedRound, fails: np.ndarray, verify: Callable[..., object], *numbers: object) -> None:
         """Take the verdict, carry out what follows from it, and commit what was accepted."""
         m, has = self.moment, self.capabilities
+        m.round, m.failing = round, round.rows_of(fails)
+        verdict = self.must(verify, round.handle, *numbers)
         parts = read_flat(self, verdict, "the verdict", 4)
         self.transcript.append(tuple(parts))
         answer = m.answer = AcceptAnswer(*parts).read(round)
         self.model.write_nodes(round)
         if has.outputs:
-            self._compact(round, answer)
+            answer.given = inputs.outputs(round.num_rows * round.nodes)
+            got = self.must(self.subject.compact, round.handle, dict(answer.given))
+            answer.compacted = read_compacted(self, got, answer.given)
         if has.kv:
-            self._move(round, answer)
+            answer.before = self.model.pools.copy()
+            after = self.must(self.subject.move, round.handle, self.model.pools.copy())
+            answer.after = read_cells(self, after, answer.before.shape)
+            self.model.pools = answer.after.copy()
+        if has.kv and has.plan:
+            answer.moves = read_moves(self, self.must(self.subject.moves, round.handle))
+            self.transcript.append(answer.moves)
         ended = self.model.commit(m)
         m.wrong_kv = self.model.first_wrong() if has.kv else None
         for row in ended:
             self.model.replace(row, 1)
-
-    def _compact(self, round: LaunchedRound, answer: AcceptAnswer) -> None:
-        answer.given = inputs.outputs(round.num_rows * round.nodes)
-        got = self.must(self.subject.compact, round.handle, dict(answer.given))
-        answer.compacted = read_compacted(self, got, answer.given)
-
-    def _move(self, round: LaunchedRound, answer: AcceptAnswer) -> None:
-        before = answer.before = self.model.pools.copy()
-        after = self.must(self.subject.move, round.handle, self.model.pools.copy())
-        answer.after = read_cells(self, after, before.shape)
-        self.model.pools = answer.after.copy()
-        if self.capabilities.plan:
-            answer.moves = read_moves(self, self.must(self.subject.moves, round.handle))
-            self.transcript.append(answer.moves)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
