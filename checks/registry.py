@@ -40,6 +40,7 @@ OURS: dict[str, dict[str, int]] = {
         "foredraft.checks.adapters.core_engine:make": 45_000,
         "foredraft.checks.adapters.core_engine:make_by_other_rules": 20_000,
         "foredraft.checks.adapters.core_engine:make_with_groups": 20_000,
+        "foredraft.checks.adapters.core_engine:make_by_confidence": 15_000,
         "foredraft.properties.engine.plain:make": 8_000,
     },
     "executor": {

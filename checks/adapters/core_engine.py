@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -10,23 +10,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...core.adaptive import AdaptiveController, load_adaptive_config
-from ...core.adaptive.policy import FixedPolicy
+from ...core.adaptive import AdaptiveController
+from ...core.adaptive.lengths.confidence import ConfidencePolicy
+from ...core.adaptive.lengths.pass_costs import PassCosts
+from ...core.adaptive.lengths.survival import acceptance_of, choose_nodes
 from ...core.algorithm.algorithm import NO_SPECULATION, SpecAlgorithm
 from ...core.algorithm.builtin import Eagle, Standalone
 from ...core.contract.request import GREEDY, FinishedRequest, Request, SamplingParams
-from ...core.contract.step import DecodeResult, FailureCause, MultiStepEnd, PrefillResult, Step, StepFailure, StepResult
+from ...core.contract.step import (
+    ChosenNodes,
+    DecodeResult,
+    FailureCause,
+    MultiStepEnd,
+    PrefillResult,
+    Step,
+    StepFailure,
+    StepResult,
+)
 from ...core.contract.text import TextDecoder
 from ...core.errors import InvariantViolation
 from ...core.kv.groups import KVGroup
 from ...core.kv.units import WindowUnits
 from ...core.prompt import Prompt
-from ...core.scheduler.config import EngineConfig
+from ...core.scheduler.config import VERIFY_ALL, VERIFY_REMAINING, EngineConfig
 from ...core.scheduler.engine import Engine
 from ...core.scheduler.rules import OurRules, SGLangRules
 from ...properties.engine.contract import EngineCapabilities, Event, ServingConfig, StepAnswer, Wish
 from ...properties.engine.language import text
 from .kv_store import pages_of_units
+from .step_controller import GivenStepsPolicy, NotedController
 
 ALGORITHMS: dict[str, SpecAlgorithm] = {"none": NO_SPECULATION, "draft": Standalone(), "head": Eagle()}
 MARKS = "marks"
@@ -49,37 +61,11 @@ class SuiteDecoder(TextDecoder):
         return text(tokens.tolist())
 
 
-class GivenStepsPolicy(FixedPolicy):
-    """Drafts the number of steps that it is given, one of several candidates."""
-
-    name = "given"
-
-    def __init__(self, candidates: Sequence[int]) -> None:
-        super().__init__(candidates[-1])
-        self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
-
-    def set_steps(self, steps: int) -> None:
-        """Draft so many steps from now on."""
-        self._steps = steps
-
-
-class NotedController(AdaptiveController):
-    """Notes the results that it gets: (rows, draft steps) of each round."""
-
-    def __init__(self, policy: GivenStepsPolicy, topk: int, nodes: int | None) -> None:
-        super().__init__(policy, topk=topk, num_draft_tokens=nodes)
-        self.lessons: list[tuple[int, int]] = []
-
-    def on_verify_complete(self, correct_drafts: Iterable[float], bs: int, executed_steps: int) -> None:
-        self.lessons.append((bs, executed_steps))
-        super().on_verify_complete(correct_drafts, bs, executed_steps)
-
-
 class CoreEngine:
     """Translates between the contract, which names requests, and our engine, which numbers rows and takes
     results as arrays."""
 
-    capabilities = replace(EngineCapabilities.all(), groups=False)
+    capabilities = replace(EngineCapabilities.all(), groups=False, budgets=False, invalid_confidences=False)
 
     def __init__(self, config: ServingConfig) -> None:
         self.policy = GivenStepsPolicy(config.candidates)
@@ -340,10 +326,82 @@ class CoreEngineByOtherRules(CoreEngine):
         return replace(_engine_config(config), rules=RULES[config.rules])
 
 
+class CoreEngineByConfidence(CoreEngine):
+    """Our engine with the policy `confidence`, where the configuration has times of passes; no row verifies more drafts
+    than it may still emit."""
+
+    capabilities: EngineCapabilities = replace(
+        CoreEngine.capabilities,
+        adaptive=False,
+        multi_steps=False,
+        lessons=False,
+        budgets=True,
+        invalid_confidences=True,
+        ragged_drafts=True,
+    )
+
+    def __init__(self, config: ServingConfig) -> None:
+        super().__init__(config)
+        self.confidence: ConfidencePolicy | None = None
+        self.chosen: dict[int, ChosenNodes] = {}  # by step
+        if config.costs[0]:
+            self.confidence = ConfidencePolicy(
+                {"1": {"candidate_steps": [config.max_steps]}}, _pass_costs(config), None
+            )
+            self.controller = AdaptiveController(self.confidence)
+            algorithm = ALGORITHMS[config.algorithm]
+            self.engine = self.build(self.configured(config), algorithm, self.controller)
+
+    def configured(self, config: ServingConfig) -> EngineConfig:
+        # Without a budget the counters leave out rows that verify fewer drafts than the others.
+        return replace(_engine_config(config), verify=VERIFY_REMAINING if config.costs[0] else VERIFY_ALL)
+
+    def view(self, step: Step) -> dict:
+        view, part = super().view(step), step.decode
+        if part is None:
+            return view
+        nodes = [part.shape.nodes] * len(part.rows) if part.row_nodes is None else part.row_nodes.tolist()
+        if part.shape.topk == 1:
+            view["decode"] = [(*row, own - 1) for row, own in zip(view["decode"], nodes, strict=True)]
+        if part.budget is not None:
+            view |= {"budget": part.budget.drafts, "curve": (part.budget.slope, part.budget.biases)}
+        return view
+
+    def lengths(self, step: int, confidences: Sequence[Sequence[float]]) -> list[int]:
+        part, values = self.steps[step].step.decode, np.array(confidences, dtype=np.float32)
+        survival = np.cumprod(acceptance_of(values, part.budget.slope, part.budget.biases), axis=1)
+        most = np.full(len(values), part.shape.nodes) if part.row_nodes is None else part.row_nodes
+        self.chosen[step] = ChosenNodes(choose_nodes(survival, most, part.budget.drafts), values)
+        return (self.chosen[step].row_nodes - 1).tolist()
+
+    def _decode_result(self, flight: InFlight, answer: StepAnswer) -> DecodeResult:
+        result, chosen = super()._decode_result(flight, answer), self.chosen.pop(answer.step, None)
+        if chosen is None:
+            return result
+        return replace(result, row_nodes=chosen.row_nodes[None], confidence=chosen.confidence[None])
+
+    def confidences_of(self, request: str) -> list[float] | None:
+        row = self.engine.requests.live[request].row
+        policy, epoch = self.confidence, self.engine.store.table.epochs[row]
+        if row >= len(policy._epochs) or policy._epochs[row] != epoch:
+            return None
+        return (1 / (1 + np.exp(-policy._odds[row]))).tolist()
+
+    def num_invalid(self) -> int:
+        return self.confidence.num_invalid
+
+
+def _pass_costs(config: ServingConfig) -> PassCosts:
+    """Return the times of the configuration: linear, so prompts beside a round change none."""
+    of_pass, of_token = config.costs
+    verify = tuple(of_pass + of_token * tokens for tokens in (1, 2))
+    return PassCosts((config.max_steps,), (1,), ((0,),), (1, 2), verify, (0,))
+
+
 class CoreEngineWithGroups(CoreEngine):
     """Our engine for models whose layers keep less of a request than all its tokens, too."""
 
-    capabilities: EngineCapabilities = EngineCapabilities.all()
+    capabilities: EngineCapabilities = replace(CoreEngine.capabilities, groups=True)
 
     def configured(self, config: ServingConfig) -> EngineConfig:
         groups = [
@@ -377,3 +435,4 @@ class CoreEngineWithGroups(CoreEngine):
 make = CoreEngine
 make_with_groups = CoreEngineWithGroups
 make_by_other_rules = CoreEngineByOtherRules
+make_by_confidence = CoreEngineByConfidence

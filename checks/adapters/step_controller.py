@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -10,10 +10,37 @@ import numpy as np
 
 from ...core.adaptive import AdaptiveController, CostTable, build_controller, load_adaptive_config
 from ...core.adaptive.graphs import GraphKey, GraphTable
+from ...core.adaptive.policy import FixedPolicy
 from ...properties.step_controller.contract import BuildGraph, StepControllerCapabilities, StepControllerConfig
 
 SHOWN = ("steps", "ema_accept_len", "count", "switches", "until_recompute", "probing", "failed_probes", "wait")
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+
+
+class GivenStepsPolicy(FixedPolicy):
+    """Drafts the number of steps that it is given, one of several candidates."""
+
+    name = "given"
+
+    def __init__(self, candidates: Sequence[int]) -> None:
+        super().__init__(candidates[-1])
+        self.config = load_adaptive_config({"1": {"candidate_steps": list(candidates)}})
+
+    def set_steps(self, steps: int) -> None:
+        """Draft so many steps from now on."""
+        self._steps = steps
+
+
+class NotedController(AdaptiveController):
+    """Notes the results that it gets: (rows, draft steps) of each round."""
+
+    def __init__(self, policy: GivenStepsPolicy, topk: int, nodes: int | None) -> None:
+        super().__init__(policy, topk=topk, num_draft_tokens=nodes)
+        self.lessons: list[tuple[int, int]] = []
+
+    def on_verify_complete(self, correct_drafts: Iterable[float], bs: int, executed_steps: int) -> None:
+        self.lessons.append((bs, executed_steps))
+        super().on_verify_complete(correct_drafts, bs, executed_steps)
 
 
 class ControllerAdapter:

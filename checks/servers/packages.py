@@ -169,6 +169,25 @@ _VLLM = (
     _scheduler("Scheduler, priority, long prefills capped", "make_capped", _PRIORITY, (_UNCOMPUTED, _EMPTY_STEP)),
     _scheduler("Scheduler, draft tokens", "make_drafts", _DRAFTS),
     _scheduler("Scheduler, draft tokens, small budget", "make_drafts_in_less", _DRAFTS, (_PADDED,)),
+    ServerComponent(
+        "Scheduler, adaptive verification",
+        "engine",
+        f"{_HERE}.vllm_verification:make",
+        6_000,
+        _DRAFTS | {"own_ties": "among drafts of equal survival its sort takes any"},
+        (
+            Defect(
+                ("DRAFT-08",),
+                "a prompt of several chunks: the first budget with its request takes it by the confidences of drafts "
+                "behind a middle chunk, which are never verified",
+            ),
+            Defect(
+                ("DRAFT-06", "DRAFT-09"),
+                "a request with one token left to compute is padded with drafts that are none: they count as certain "
+                "and take the budget of the others",
+            ),
+        ),
+    ),
     _scheduler("Scheduler, EAGLE", "make_eagle", _LOOKAHEAD, (_stale("0.32.0"),)),
     _scheduler("Scheduler, EAGLE, dropped block", "make_eagle_drops", _LOOKAHEAD, (_stale(),)),
     _scheduler(

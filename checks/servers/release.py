@@ -43,7 +43,11 @@ def name_any_wheel(path: Path) -> None:
 
 
 def open_release(
-    package: str, known: Collection[str], real: Collection[str], absent: Collection[str] = ()
+    package: str,
+    known: Collection[str],
+    real: Collection[str],
+    absent: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> tuple[Release, bool]:
     """Return the release of a package, and whether this call has opened it.
 
@@ -61,7 +65,7 @@ def open_release(
     if importlib.util.find_spec("torch") is None:
         raise NotInstalled(package, "torch")
     path = installed(package) if path is None else path
-    version = open_wheel(path, package, real, absent, known)
+    version = open_wheel(path, package, real, absent, known, optional)
     _opened[package] = Release(package, version, path)
     return _opened[package], True
 

@@ -222,7 +222,8 @@ def _told(value: Any) -> str:
     return repr(value)
 
 
-def _adapter(
+def adapter_of(
+    kind: type[VLLMScheduler],
     policy: str,
     is_async: bool,
     *more: str,
@@ -243,26 +244,26 @@ def _adapter(
         is_valid = _budget(config) > config.max_running and config.num_slots >= config.context_len
         return is_served and is_valid and config.overlap == is_async
 
-    return Adapter(
-        lambda config: VLLMScheduler(config, policy, is_async, is_capped, drops_block), capabilities, supports
-    )
+    return Adapter(lambda config: kind(config, policy, is_async, is_capped, drops_block), capabilities, supports)
 
 
-make: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False)
-make_by_priority: Callable[[ServingConfig], VLLMScheduler] = _adapter(
-    "priority", False, "priorities", "strict_priorities"
+make: Callable[[ServingConfig], VLLMScheduler] = adapter_of(VLLMScheduler, "fcfs", False)
+make_by_priority: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "priority", False, "priorities", "strict_priorities"
 )
-make_capped: Callable[[ServingConfig], VLLMScheduler] = _adapter(
-    "priority", False, "priorities", "strict_priorities", is_capped=True
+make_capped: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "priority", False, "priorities", "strict_priorities", is_capped=True
 )
-make_drafts: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", False, "ragged_drafts", drafts="of all rows")
-make_drafts_in_less: Callable[[ServingConfig], VLLMScheduler] = _adapter(
-    "fcfs", False, "ragged_drafts", drafts="in less"
+make_drafts: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "fcfs", False, "ragged_drafts", drafts="of all rows"
 )
-make_eagle: Callable[[ServingConfig], VLLMScheduler] = _adapter(
-    "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows"
+make_drafts_in_less: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "fcfs", False, "ragged_drafts", drafts="in less"
 )
-make_eagle_drops: Callable[[ServingConfig], VLLMScheduler] = _adapter(
-    "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows", drops_block=True
+make_eagle: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows"
 )
-make_async: Callable[[ServingConfig], VLLMScheduler] = _adapter("fcfs", True, "overlap", "late_tokens")
+make_eagle_drops: Callable[[ServingConfig], VLLMScheduler] = adapter_of(
+    VLLMScheduler, "fcfs", False, "ragged_drafts", "lookahead", drafts="of all rows", drops_block=True
+)
+make_async: Callable[[ServingConfig], VLLMScheduler] = adapter_of(VLLMScheduler, "fcfs", True, "overlap", "late_tokens")

@@ -170,7 +170,8 @@ class DecodeRounds:
         rows, index = self.rows, self._index
         kv_len, allocated = self.kv_len[index], self.store.allocated[index]
         kv_tokens = total_of(kv_len)
-        self.budgets.look(index, self._epochs, kv_tokens)
+        left = None if self.row_lengths is all_nodes else self.end_len[index] - kv_len
+        self.budgets.look(index, self._epochs, kv_tokens, None if left is None else left - 1)
         steps = self.controller.activate_step_by_batch(len(rows), kv_tokens)
         if max_rounds > 1:
             max_rounds = self._rounds_of_a_multi_step(max_rounds, rounds_in_flight, kv_len, kv_tokens, allocated)
@@ -181,8 +182,7 @@ class DecodeRounds:
             return None
         shape = self.controller.round_shape(steps, len(rows))
         max_seq_lens = kv_len + rounds_in_flight * self.sizes.alloc_len if rounds_in_flight else kv_len
-        verifies_all = self.row_lengths is all_nodes
-        row_nodes = None if verifies_all else self.row_lengths(shape, self.end_len[index] - kv_len)
+        row_nodes = None if left is None else self.row_lengths(shape, left)
         budget = self.budget_for(shape)
         step = DecodeStep(rows, self._epochs, kv_len, max_seq_lens, shape, max_rounds, row_nodes, budget)
         return PlannedRounds(step, index, allocated)

@@ -27,6 +27,8 @@ SHAPES: tuple[tuple[tuple[int, ...], int, int], ...] = (
     *(((5,), 1, 0), ((8,), 1, 0), ((0, 2), 1, 0), ((1, 3), 1, 0), ((2, 8), 1, 0), ((0, 1, 4), 1, 0), ((2,), 2, 4)),
     *(((3,), 4, 8), ((1, 3), 2, 3), ((0, 3), 2, 6), ((1,), 16, 9), ((2,), 16, 20)),
 )
+CHAINS: tuple[tuple[tuple[int, ...], int, int], ...] = tuple(((steps,), 1, 0) for steps in (1, 2, 3, 5, 0))
+"""The shapes of rounds with a budget. Without steps there is none."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class ServingConfig:
     # have fewer tokens, verified ones included, than so many eighths of `chunk_size`
     waits: tuple[int, int] = (0, 0)
     groups: tuple[int, ...] = ()  # of layers that keep the last tokens of a request, or a state (`layer_groups`)
+    # (of a pass, of each token in it): the time of a round, by which the drafts that are worth it are verified; no
+    # times: each row verifies all its drafts
+    costs: tuple[int, int] = (0, 0)
 
     @cached_property
     def layer_groups(self) -> tuple[LayerGroup, ...]:
@@ -126,7 +131,8 @@ class ServingConfig:
     def draw(cls, choose: Choices, has: EngineCapabilities) -> ServingConfig:
         """Choose a configuration in which one request fits, and two may not."""
         page_size = choose((1, 1, 2, 2, 3, 4, 8, 16))
-        candidates, topk, tree_nodes = choose(SHAPES)
+        is_budgeted = has.budgets and choose((True, True, True, False))
+        candidates, topk, tree_nodes = choose(CHAINS if is_budgeted else SHAPES)
         if topk > 4 or (topk > 1 and len(candidates) == 1):
             page_size = min(page_size, 4)  # every branch fills pages of its own: larger ones only cost time
         candidates = candidates if has.adaptive else candidates[-1:]
@@ -137,7 +143,7 @@ class ServingConfig:
             num_pages=1,
             page_size=page_size,
             context_len=1,
-            max_running=choose((1, 2, 3, 4, 4)),
+            max_running=choose((2, 3, 4) if is_budgeted else (1, 2, 3, 4, 4)),
             max_queue=choose((0, 0, 0, 2)),
             chunk_size=1,
             step_tokens=0,
@@ -151,13 +157,13 @@ class ServingConfig:
             prefix_cache=has.prefix_cache and choose(often),
             preempt=has.priorities and choose((False, True)),
             ageing=choose((1, 2, 16)),
-            accept=choose((0, 4, 6, 8)),
+            accept=choose((0, 2, 4) if is_budgeted else (0, 4, 6, 8)),  # few, so that a request has many rounds
             model=choose((0, 1, 2)),
             lookahead=has.lookahead,
             losses=has.losses and choose((False, False, False, True)),
             rules=choose((0, 1, 2, 3)) if has.own_rules else 0,
         )
-        limit = choose((6, 10, 16, 30))
+        limit = choose((16, 30, 40) if is_budgeted else (6, 10, 16, 30))
         smallest = config.whole_pages(limit + config.reserve) + page_size
         # Several requests, so many that multi-steps fit, two and a half, one and a half, one, or barely one.
         few = (*(smallest * half // 2 for half in (5, 5, 3, 3, 2)), smallest - limit // 2)
@@ -182,6 +188,7 @@ class ServingConfig:
             chunk_size=chunk_size,
             step_tokens=verify + spare if spare else 0,
             host_pages=host_pages,
+            costs=choose(((100, 10), (100, 20), (100, 40), (10, 10))) if is_budgeted and config.max_steps else (0, 0),
         )
 
 
@@ -201,6 +208,10 @@ class EngineCapabilities(Capabilities):
     adaptive: bool = False  # `set_steps(steps)`: several candidates
     slots: bool = False  # `slots_of(request)` and `free_pages()`: who owns which KV slot
     table: bool = False  # a step of `plan` has `writes`: what it changes in the device's table of slots
+    # `config.costs` may be set: a step has a budget of drafts for all its rows, of which the device takes those of
+    # greatest survival; `lengths(…)` and `confidences_of(request)`
+    budgets: bool = False
+    invalid_confidences: bool = False  # confidences may be no probabilities: `num_invalid()` counts such rows
     groups: bool = False  # `config.groups` may be set; and the methods in `UNITS` are there
     marks: bool = False  # per-token outputs: `Wish.marks`, `Answer.marks`, and the marks in the end event
     failures: bool = False  # `Answer.failed`: the device reports an error of one request alone
@@ -238,12 +249,15 @@ class EngineCapabilities(Capabilities):
     # Each row has slots for the next drafts behind its verify window, up to the end of the context: the draft head goes
     # on there. `config.lookahead` is set.
     lookahead: bool = False
+    own_ties: bool = False  # of drafts of equal survival any may be verified
 
     FOUNDATIONS: ClassVar = {
         "prefix_cache": ("slots",),
         "host": ("prefix_cache",),
         "table": ("slots",),
         "groups": ("slots",),
+        "invalid_confidences": ("budgets",),
+        "own_ties": ("budgets",),
         "ordered_reuse": ("slots",),
         "strict_priorities": ("priorities",),
         "caches_at_allocation": ("prefix_cache",),
@@ -256,6 +270,7 @@ class EngineCapabilities(Capabilities):
     RELAXES: ClassVar = (
         *("ordered_reuse", "own_victims", "to_tail", "estimates"),
         *("strict_priorities", "caches_at_allocation", "late_tokens", "ragged_drafts", "lookahead"),
+        "own_ties",
     )
 
     @property
@@ -285,6 +300,9 @@ class StepAnswer(NamedTuple):
     first_marks: Sequence[int] = ()  # with `marks`: beside `first`
     marks: Sequence[Sequence[Sequence[int]]] = ()  # with `marks`: beside `runs`
     failed: Sequence[str] = ()  # with `failures`: requests whose computation went wrong
+    # With `config.costs`, per chunk and then per row: the confidences of the drafts that the request proposes next,
+    # behind a middle chunk, too
+    proposed: Sequence[Sequence[float]] = ()
 
 
 StepView = Mapping[str, Any]
@@ -302,6 +320,9 @@ StepView = Mapping[str, Any]
     rounds   int, how many rounds it may run; 1 if it has chunks
     loads    with `host`, per request that enters with KV from host memory (request, tokens): before the step computes,
              the device copies that of so many positions, the last ones before the request's chunk, into its slots
+    budget   with `config.costs`, if it has rows: how many drafts it verifies in each round, over all rows
+    curve    with `budget`, (slope, biases): a draft at position k is accepted, if those before it are, with the
+             probability 1 / (1 + exp(−(slope · x + biases[k]))), x the log-odds of its confidence within ±40
     writes   with `table`, in order (request, position, slots): before the step runs, the device notes that the
              request's KV from this position on is in these slots. Of a request that enters it knows no slot
 
@@ -359,6 +380,21 @@ class SchedulingEngine(Protocol):
     @needs("prefix_cache")
     def cached_pages(self) -> Sequence[int]:
         """Return the pages that the prefix cache owns, whether or not a request uses them."""
+
+    @needs("budgets")
+    def lengths(self, step: int, confidences: Sequence[Sequence[float]]) -> Sequence[int]:
+        """Choose for each row of the oldest step in flight how many of its drafts the next round verifies, the first
+        ones. This is the device's part, for which it has the confidences of all drafts of the round, row by row."""
+
+    @needs("budgets")
+    def confidences_of(self, request: str) -> Sequence[float] | None:
+        """Return by which confidences the next budget takes the drafts of a running request: those of the last
+        committed round that it was in. Returns None, or ones, if it has none yet, or one of them is no probability."""
+
+    @needs("invalid_confidences")
+    def num_invalid(self) -> int:
+        """Return in how many rows of committed rounds a confidence was no probability. Rows that had left do not
+        count."""
 
     @needs("groups")
     def units_of(self, request: str) -> Sequence[UnitTable]:

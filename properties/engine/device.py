@@ -8,15 +8,16 @@ in their slots too, and rows whose request has ended go on writing until the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from .contract import EngineCapabilities, ServingConfig, StepAnswer
 from .groups import UnitCells, UnitTable
-from .language import GARBAGE, NOTHING, num_correct, stream_of
-from .model import EngineRow, ModelChunk, ModelFlight, RoundRow
+from .language import GARBAGE, NOTHING, confidence, num_correct, stream_of
+from .model import ChosenDrafts, EngineRow, ModelChunk, ModelFlight, RoundRow
 
 Slots = tuple[int, ...]
 Tables = tuple[UnitTable, ...]
+ChooseLengths = Callable[[int, Sequence[Sequence[float]]], tuple[int, ...]]
 
 
 class ContentDevice:
@@ -26,6 +27,7 @@ class ContentDevice:
         self.config = config
         self.has_slots = capabilities.slots
         self.has_marks = capabilities.marks
+        self.has_invalid = capabilities.invalid_confidences
         self.units: UnitCells = UnitCells(config.layer_groups, config.page_size)
         self.cells = [NOTHING] * ((config.num_pages + 1) * config.page_size)
         # Slot -> the hash of the text up to the next token, at which the draft KV of a head looks; not of what comes
@@ -34,8 +36,9 @@ class ContentDevice:
         self.hosted: set[int] = set()  # hashes of all text that was computed: host memory may have it
         self._forgotten: list[tuple[int, int]] = []  # (step, page): a page to be emptied when that step has run
 
-    def execute(self, flight: ModelFlight, limit: int) -> StepAnswer:
-        """Run a step, its rounds until `limit`, or until a request ends."""
+    def execute(self, flight: ModelFlight, limit: int, choose: ChooseLengths) -> StepAnswer:
+        """Run a step, its rounds until `limit`, or until a request ends. `choose` says how many drafts of each row are
+        verified, where the step has a budget."""
         self._forget_until(flight.number - 1)  # of steps that were lost
         first, first_marks = [], []
         for chunk in flight.chunks:
@@ -48,8 +51,14 @@ class ContentDevice:
         ended = not flight.rows
         while not ended and len(runs) < limit:
             tokens, beside = [], []
-            for row in flight.rows:
-                run, mark, over = self._round(row, flight, not runs)
+            lengths = [row.drafts for row in flight.rows]
+            if flight.budget is not None:
+                confidences = [self._confidences(row)[: flight.steps] for row in flight.rows]
+                flight.chosen.append(ChosenDrafts(confidences, choose(flight.number, confidences)))
+                chosen = flight.chosen[-1].lengths
+                lengths = [max(0, min(own, most)) for own, most in zip(chosen, lengths, strict=True)]
+            for row, verified in zip(flight.rows, lengths, strict=True):
+                run, mark, over = self._round(row, flight, not runs, verified)
                 tokens.append(run)
                 beside.append(mark)
                 ended |= over
@@ -57,9 +66,15 @@ class ContentDevice:
             marks.append(beside)
         self._forget_until(flight.number)
         failed = [part.life.name for part in flight.parts if part.life.failing and part.is_present]
+        proposed = [self._confidences(part) for part in flight.parts] if self.config.costs[0] else []
         if self.has_marks:
-            return StepAnswer(flight.number, first, runs, first_marks, marks, failed)
-        return StepAnswer(flight.number, first, runs, (), (), failed)
+            return StepAnswer(flight.number, first, runs, first_marks, marks, failed, proposed)
+        return StepAnswer(flight.number, first, runs, (), (), failed, proposed)
+
+    def _confidences(self, part: ModelChunk | RoundRow) -> tuple[float, ...]:
+        """Return how sure the draft is of the tokens that it proposes behind the text of now."""
+        at, number = part.row.length, part.life.number
+        return tuple([confidence(number, at, depth, self.has_invalid) for depth in range(self.config.max_steps)])
 
     def empty(self) -> None:
         """Be a new device, which has no KV, and with new host memory."""
@@ -151,14 +166,17 @@ class ContentDevice:
         row.over = token in life.wish.stop_tokens or emitted >= life.promise
         return token, row.stream.hashes[stop - 1] & 0xFFFF
 
-    def _round(self, part: RoundRow, flight: ModelFlight, is_first: bool) -> tuple[list[int], list[int], bool]:
-        """Run one round of one row. Returns its run, the marks beside it, and whether the request has met its end."""
+    def _round(
+        self, part: RoundRow, flight: ModelFlight, is_first: bool, verified: int
+    ) -> tuple[list[int], list[int], bool]:
+        """Run one round of one row, of whose drafts the first ones are verified. Returns its run, the marks beside it,
+        and whether the request has met its end."""
         life, row, drafts = part.life, part.row, part.drafts
         slots, tables = flight.slots.get(life.name, ()), flight.units.get(life.name, ())
         start, reach = row.length, self.config.reach(row.length, drafts)
         if row.over:
             self._write(row, slots, start, 0, reach, tables)
-            return [GARBAGE] * (drafts + 1), [0] * (drafts + 1), False
+            return [GARBAGE] * (verified + 1), [0] * (verified + 1), False
         stream = row.stream
         stream.reach(start + 1)
         if is_first and part.is_known and part.length != start:
@@ -168,7 +186,7 @@ class ContentDevice:
         if part.key != stream.key:
             stream = row.stream = stream_of(stream.tokens[: start + 1], part.key, self.config.model)
         self._read(row, slots, start, tables)
-        deepest = min(drafts, self.config.nodes(drafts) - 1)
+        deepest = min(verified, self.config.nodes(verified) - 1)
         kept = 1 + num_correct(life.number, start - len(life.wish.prompt), deepest, self.config.accept)
         stop = start + kept
         stream.reach(stop + 1)

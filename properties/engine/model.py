@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .budget import are_valid
 from .contract import ServingConfig, StepAnswer, Wish
 from .groups import UnitTable
 from .language import Stream, stream_of, text
 
+Curve = tuple[float, tuple[float, ...]]
 WAITING, RUNNING = "waiting", "running"
 NO_SLOT = -1
 
@@ -60,6 +62,8 @@ class RequestLife:
     has_committed: bool = False  # a step since it has entered
     retractions: int = 0
     overtaken: int = 0
+    # of the last committed round of this stay; none before it, and if one of them is no probability
+    confidences: tuple[float, ...] | None = None
     place: int = 0  # in the order of the queue: its number, or a later one if it was retracted to the tail
 
     @property
@@ -86,6 +90,7 @@ class RequestLife:
         self.stay += 1
         self.launched = 0
         self.decoding = self.leaving = self.failing = False
+        self.confidences = None
         self.kv = -1
 
     def cut(self, before: Sequence[int], run: Sequence[int]) -> tuple[list[int], str]:
@@ -171,6 +176,13 @@ class RoundRow(NamedTuple):
         return self.row.length, self.reach
 
 
+class ChosenDrafts(NamedTuple):
+    """What the device chose in one round by a budget, row by row."""
+
+    confidences: list[tuple[float, ...]]
+    lengths: tuple[int, ...]  # the drafts that are verified, as the engine says
+
+
 @dataclass(slots=True, eq=False)
 class ModelFlight:
     """A step in flight, as it was launched. `slots`: what each of its requests had, by name."""
@@ -185,6 +197,14 @@ class ModelFlight:
     writes: dict[int, tuple[RequestLife, int]] = field(default_factory=dict)  # page -> whose stay may write it
     interrupted: bool = False
     units: dict[str, tuple[UnitTable, ...]] = field(default_factory=dict)  # and of other groups of layers
+    budget: int | None = None  # of drafts, for all rows
+    curve: Curve = (0.0, ())
+    chosen: list[ChosenDrafts] = field(default_factory=list)  # by round; none without a budget
+
+    def num_verified(self, config: ServingConfig) -> int:
+        """Return the tokens that the target verifies in a round."""
+        most = sum(config.nodes(row.drafts) for row in self.rows)
+        return most if self.budget is None else min(most, len(self.rows) + self.budget)
 
     @property
     def parts(self) -> list[ModelChunk | RoundRow]:
@@ -237,7 +257,7 @@ class EngineModel:
         self.waited = self.plans_since_entry = 0  # plans for which newcomers have waited: at least, and at most
         self.outputs: dict[tuple[tuple[int, ...], int], list[tuple[int, ...]]] = {}  # (prompt, seed) -> outputs
         self.decisions: list[tuple[Any, ...]] = []
-        self.verified = self.proposed = self.correct = 0
+        self.verified = self.proposed = self.correct = self.invalid = 0
 
     def waiting(self) -> list[RequestLife]:
         return [life for life in self.lives.values() if life.state is WAITING]
@@ -371,7 +391,14 @@ class EngineModel:
             life.kv += len(got)
             counted = len(answer.runs) - (reason in ("abort", "error"))
             self.verified += counted
-            self.proposed += counted * (self.config.nodes(row.drafts) - 1)
+            self.proposed += counted * (self.config.nodes(row.drafts) - 1) if flight.budget is None else 0
+            for chosen in flight.chosen[:counted]:
+                self.proposed += chosen.lengths[number]
+            if flight.chosen and reason not in ("abort", "error"):
+                values = flight.chosen[-1].confidences[number]
+                is_valid = are_valid(values)
+                life.confidences = values if is_valid else None
+                self.invalid += not is_valid
             self.correct += sum(len(runs[number]) - 1 for runs in answer.runs[:counted])
             if life.wish.marks:
                 beside = [mark for marks in answer.marks for mark in marks[number]]

@@ -33,6 +33,10 @@ class EngineObservation(NamedTuple):
         return (len(self.free) - yet) * config.page_size
 
 
+Known = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
+"""By which confidences an engine takes a request, and by which it should; None if there are none."""
+
+
 class EndEvent(NamedTuple):
     """An end event."""
 
@@ -79,6 +83,7 @@ class EngineMoment:
     first: Sequence[RequestLife] = ()  # before a plan: the suspects that go first
     should_wait = should_enter = ""  # with `config.waits`: why newcomers wait at this plan, and why they do no longer
     is_disturbed = False  # allocations were denied, a step was lost or a request was asked back: no promise of progress
+    known: Mapping[str, Known] = {}  # by running request, before a plan that chooses a budget
     loads: Mapping[str, int] = {}  # by request that enters: positions that come from host memory
     cached_before: frozenset[int] | None = None  # what the last cells of the cached pages held
     # commit
@@ -87,6 +92,7 @@ class EngineMoment:
     stray: tuple[str, ...] = ()  # events of requests that do not live
     expected: Mapping[str, tuple[list[int], str]] = {}  # what the answer means, and the reason if the request ends
     counters: tuple[int, ...] | None = None
+    invalid: int | None = None
     lessons: tuple[tuple[int, ...], ...] | None = None
     gone: tuple[str, ...] = ()  # requests of the committed step that had left before
     lost_flights: Sequence[ModelFlight] = ()  # what has just failed
@@ -95,7 +101,7 @@ class EngineMoment:
     leaked: tuple[int, str, str] | None = None  # (page, whose it was, why it left) of one that should be free
     keeps_reserves = False  # the engine declares `reserves`
     has_table = False  # and `table`
-    own_victims = to_tail = estimates = strict_priorities = caches_at_allocation = False  # likewise
+    own_victims = to_tail = estimates = strict_priorities = caches_at_allocation = own_ties = False  # likewise
     reuse_is_ordered = False  # a page that a step in flight may write can go to a step that is launched later
     is_still = False  # all pages have the owners that they had, and the same steps are in flight
 
@@ -173,4 +179,5 @@ class EngineMoment:
             return ("plan", None, self.after.waiting, held)
         chunks = [(c.life.name, c.start, len(c.tokens)) for c in flight.chunks]
         rows = [(r.life.name, r.length) for r in flight.rows]
-        return ("plan", chunks, rows, flight.steps if rows else 0, flight.rounds, self.after.waiting, held)
+        planned = flight.steps if rows else 0, flight.rounds, flight.budget
+        return ("plan", chunks, rows, *planned, self.after.waiting, held)

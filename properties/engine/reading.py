@@ -9,7 +9,7 @@ from ..harness.text import shown
 from ..harness.trial import Trial
 from .contract import REASONS
 from .model import WAITING, ModelChunk, ModelFlight, RequestLife, RoundRow
-from .observation import EndEvent, EngineMoment, EngineObservation
+from .observation import EndEvent, EngineMoment, EngineObservation, Known
 from .rules import extent
 
 _STRINGS = frozenset({str})
@@ -43,7 +43,12 @@ def read_step(trial: Trial, view: object) -> ModelFlight:
         _write_tables(trial, m, view.get("writes", ()))
     if not chunks and not rows:
         raise trial.misbehaviour("TYPE", "a step without chunks and rows", "None, if there is nothing to do")
-    return ModelFlight(number, chunks, rows, steps, rounds)
+    flight = ModelFlight(number, chunks, rows, steps, rounds)
+    if rows and trial.config.costs[0]:
+        flight.budget = trial.integer(view.get("budget"), "budget")
+        slope, biases = trial.sequence(view.get("curve"), "curve", "(slope, biases)", 2)
+        flight.curve = float(slope), tuple(map(float, biases))
+    return flight
 
 
 def _chunk(trial: Trial, m: EngineMoment, item: object, enters: tuple[str, ...]) -> ModelChunk:
@@ -121,6 +126,31 @@ def read_events(trial: Trial, events: object) -> int:
             should = '("tokens", request, tokens) or ("end", request, reason, tokens, marks)'
             raise trial.misbehaviour("TYPE", f"an event is {shown(item)}", should)
     return len(items)
+
+
+def read_account(t: Any, flight: ModelFlight) -> None:
+    """Note what an engine has counted, once the trial `t` has committed this step."""
+    m, has, subject = t.moment, t.capabilities, t.subject
+    if has.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
+        m.counters = t.integers(t.must(subject.counters), "counters()")
+    if has.lessons and flight.rows:
+        lessons = t.sequence(t.must(subject.lessons), "lessons()")
+        if any(row.life.name not in m.gone for row in flight.rows):  # else there is nothing to tell
+            m.lessons = tuple(t.integers(lesson, "a lesson", 2) for lesson in lessons)
+    if has.invalid_confidences and flight.budget is not None:
+        m.invalid = t.integer(t.must(subject.num_invalid), "num_invalid()")
+
+
+def read_confidences(t: Any) -> None:
+    """Note by which confidences the plan that comes next takes each running request, and by which it should."""
+    if t.config.costs[0]:
+        known: dict[str, Known] = {}
+        for life in t.model.running():
+            if not life.leaving:
+                values = t.must(t.subject.confidences_of, life.name)
+                taken = None if values is None else tuple([float(value) for value in values])
+                known[life.name] = taken, life.confidences
+        t.moment.known = known
 
 
 def follow_pages(t: Any, seen: EngineObservation) -> None:

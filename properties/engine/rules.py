@@ -20,6 +20,7 @@ PARTS = {
     "units of layer groups": "groups",
     "newcomers that wait": "waits",
     "a verify tree": "",
+    "a budget of drafts": "budgets",
 }
 """What an engine may do without: a check in which a declared part was never used has not checked it."""
 
@@ -38,6 +39,7 @@ def used_parts(m: EngineMoment) -> dict[str, bool]:
         "units of layer groups": bool(config.groups and flight.rows),
         "newcomers that wait": m.model.waited > 0,
         "a verify tree": config.topk > 1 and bool(flight.rows),
+        "a budget of drafts": flight.budget is not None,
     }
 
 
@@ -209,7 +211,7 @@ def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
     in_progress = [life for life in running if life in computed or not life.decoding]
     decoding = [life for life in running if life not in in_progress and not life.leaving and life not in m.retracted]
     is_shared = config.mixed and m.flight is not None  # a step has prompts and rounds
-    verified = sum(config.nodes(row.drafts) for row in m.flight.rows) if is_shared else 0
+    verified = m.flight.num_verified(config) if is_shared else 0
     room = m.before.room(config) - room_to_enter_beside(config, len(running))
     may_wait = bool(lengths and decoding) and not in_progress
     if may_wait and m.admitted and before < most and verified + sum(lengths) < config.enough_tokens:

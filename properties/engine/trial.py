@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from ..harness.operation import Handles, Operation, operation
@@ -13,7 +13,7 @@ from .device import ContentDevice
 from .language import STOP, STOP_STRINGS, prompt_of
 from .model import RUNNING, EngineModel
 from .observation import EngineMoment, EngineObservation
-from .reading import follow_pages, names, read_events, read_step
+from .reading import follow_pages, names, read_account, read_confidences, read_events, read_step
 from .recovery import DeviceLimits
 from .rules import PARTS, limits, limits_of, note_waits, promises, shown, twin_of, used_parts, verdict, why_given_way
 
@@ -81,7 +81,7 @@ class EngineTrial(Trial):
         if self._was_denied or has_no_rules or self.model.lost or self.model.asked_back:
             m.is_disturbed = True
         m.reuse_is_ordered, m.keeps_reserves, m.has_table = has.ordered_reuse, has.reserves, has.table
-        for name in ("own_victims", "to_tail", "estimates", "strict_priorities", "caches_at_allocation"):
+        for name in ("own_victims", "to_tail", "estimates", "strict_priorities", "caches_at_allocation", "own_ties"):
             setattr(m, name, getattr(has, name))
 
     def end(self) -> None:
@@ -209,6 +209,7 @@ class EngineTrial(Trial):
         m.was_lost, m.first = self._was_lost, self._recovery.first() if self._recovery else ()
         m.was_waiting, m.before_plan, m.lingering_before = model.waiting(), tuple(model.flights), tuple(model.lingering)
         before = model.running()
+        read_confidences(self)
         view = self._step(self.subject.plan)
         if view is not None and not isinstance(view, Refused):
             m.flight = read_step(self, view)
@@ -259,7 +260,7 @@ class EngineTrial(Trial):
         m, model = self.moment, self.model
         flight = model.flights[0]
         limit = 1 if flight.interrupted else max(1, min(rounds, flight.rounds))
-        m.committed, m.answer = flight, self.device.execute(flight, limit)
+        m.committed, m.answer = flight, self.device.execute(flight, limit, self._lengths)
         model.last_answer = m.answer
         m.gone = tuple([part.life.name for part in flight.parts if not part.is_present])
         m.expected = model.expected(flight, m.answer)
@@ -273,17 +274,16 @@ class EngineTrial(Trial):
         read_events(self, events)
         m.expected = {name: late[name] for name in late if name in m.delivered} | m.expected
         model.recount_flight()
-        if self.capabilities.counters and (m.ends or m.gone or (flight.rows and flight.steps == 0)):
-            m.counters = self.integers(self.must(self.subject.counters), "counters()")
-        if self.capabilities.lessons and flight.rows:
-            lessons = self.sequence(self.must(self.subject.lessons), "lessons()")
-            if any(row.life.name not in m.gone for row in flight.rows):  # else there is nothing to tell
-                m.lessons = tuple(self.integers(lesson, "a lesson", 2) for lesson in lessons)
+        read_account(self, flight)
         if any(row.life.name in m.delivered for row in flight.rows):
             model.holding = False
         if m.delivered or m.ends:
             model.retractions_since_progress = 0
+        model.decisions += [("lengths", chosen.lengths) for chosen in flight.chosen]
         model.decisions.append(("answer", [(name, len(got), why) for name, (got, why) in m.expected.items()]))
+
+    def _lengths(self, number: int, confidences: Sequence[Sequence[float]]) -> tuple[int, ...]:
+        return self.integers(self.must(self.subject.lengths, number, confidences), "lengths()", len(confidences))
 
     @operation(weight=1, needs="misuse", probes="RELAY-07", when=lambda t: t.model.last_answer is not None)
     def commit_again(self) -> None:

@@ -3,20 +3,13 @@ A checker reads the `ExecutorMoment` alone."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
-
+from ..engine.budget import passed_over, survival_of
 from ..harness.invariants import Finding, Outcome, checks
 from .contract import HIDDEN_STATES
-from .model import ChosenRound, ExecutorMoment, Ran
+from .model import ExecutorMoment, Ran
 from .oracle import is_close
 
 CONTRACT = "executor"
-DraftKey = tuple[float, int, int]
-"""A draft by which drafts are ordered: minus its survival, its position, its row."""
-NEAR = 1e-5
-"""Survivals that differ by less may be ordered either way: devices multiply in single precision. Equal ones may not."""
 
 
 @checks("ACCEPT-17", CONTRACT, "inspection")
@@ -165,42 +158,18 @@ def no_row_verifies_what_it_did_not_reserve(m: ExecutorMoment) -> Outcome:
 def the_surest_drafts_are_verified(m: ExecutorMoment) -> Outcome:
     several = [chosen for chosen in m.chosen if len(chosen.nodes) > 1]
     for chosen in several:
-        pair = _passed_over(chosen)
+        budget = chosen.budget
+        survivals = [
+            survival_of(values, budget.slope, budget.biases, most - 1)
+            for values, most in zip(chosen.confidence, chosen.most, strict=True)
+        ]
+        pair = passed_over([own - 1 for own in chosen.nodes], survivals)
         if pair is not None:
             (left, position, row), (last, *place) = pair
             was = f"draft {position} of row {row} with survival {-left:.6f} is not verified"
             should = f"before draft {place[0]} of row {place[1]} with {-last:.6f}"
             return Finding(was, should, "greatest survival first, then the earlier position, then the earlier row")
     return True if several else None
-
-
-def _passed_over(chosen: ChosenRound) -> tuple[DraftKey, DraftKey] | None:
-    """Return a draft that is not verified although it comes before one that is, and this one."""
-    last: DraftKey | None = None  # of those that are verified
-    left: list[DraftKey] = []
-    for row, (own, most, values) in enumerate(zip(chosen.nodes, chosen.most, chosen.confidence, strict=True)):
-        for position, survival in enumerate(_survival(values, chosen.budget), start=1):
-            key = (-survival, position, row)
-            if position < own:
-                last = key if last is None else max(last, key)
-            elif position < most:
-                left.append(key)
-    first = min(left, default=None)
-    if first is None or last is None or first > last or 0 < abs(first[0] - last[0]) <= NEAR:
-        return None
-    return first, last
-
-
-def _survival(confidence: Sequence[float], budget: Any) -> list[float]:
-    """Return the probability that each draft of a row is reached and accepted; 1 if a confidence is none."""
-    if not all(0 <= value <= 1 for value in confidence):
-        return [1.0] * len(confidence)
-    found, survival = [], 1.0
-    for value, bias in zip(confidence, budget.biases, strict=False):
-        odds = 40.0 if value == 1 else -40.0 if value == 0 else math.log(value) - math.log1p(-value)
-        survival /= 1 + math.exp(-(budget.slope * max(-40.0, min(40.0, odds)) + bias))
-        found.append(survival)
-    return found
 
 
 @checks("DRAFT-05", CONTRACT, "confidences")

@@ -136,6 +136,13 @@ Drafts of rows of unequal lengths:
     DRAFT-03 E: no row verifies a node that the plan has not reserved for it, and each verifies its root
     DRAFT-04 E: the drafts that are verified are those of greatest survival; among equals the earlier position, then the earlier row
     DRAFT-05 E: the confidences of a row are those of its own drafts, never of an earlier round or of the request before it
+    DRAFT-06 E: an engine that chooses the drafts of a round spends the budget of its step as far as the rows have drafts, no less
+        and no more, and gives no row more than it has
+    DRAFT-07 E: the drafts that an engine chooses are those of greatest survival; among equals the earlier position, then the earlier row
+    DRAFT-08 S: the confidences by which a plan takes a request are those of its last committed round, never of the request before it
+    DRAFT-09 S: a budget is the one of most expected tokens in the time of a round, by these confidences; a row without any counts
+        as certain
+    DRAFT-10 E: a row of which a confidence is no probability counts as certain, and is counted
 
 Recurrent states:
     STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and

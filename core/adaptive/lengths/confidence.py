@@ -113,8 +113,9 @@ class AcceptanceCurve:
 class RowBudgets:
     """Leaves nothing to the device: of policies without confidences."""
 
-    def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int) -> None:
-        """See the batch that is about to be planned: rows int [bs], their epochs, the KV tokens of all."""
+    def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None = None) -> None:
+        """See the batch that is about to be planned: rows int [bs], their epochs, the KV tokens of all, and the most
+        drafts that each row may verify, int [bs]; None if only the round's shape bounds them."""
 
     def see_prompts(self, num_tokens: int) -> None:
         """Note the prompt tokens that a round's pass computes beside it."""
@@ -199,7 +200,9 @@ class ConfidencePolicy(RowBudgets):
 
     # --- the plan ---
 
-    def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int) -> None:
+    def look(
+        self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None = None
+    ) -> None:
         bs = len(rows)
         if self._rest and 2 * bs > 3 * self._rested_rows:  # more rows give a budget more to choose from
             self._rest, self._pause, self._is_informed = 0, FIRST_REST, False
@@ -207,7 +210,7 @@ class ConfidencePolicy(RowBudgets):
             return
         chosen, self._weighed_rows = self._steps, bs
         if self._is_informed and not self._is_new:
-            self._weigh(self._survival(rows, epochs), kv_tokens)
+            self._weigh(self._survival(rows, epochs), kv_tokens, most_drafts)
         else:  # all drafts are verified
             self._budgets = dict.fromkeys(self._budgets, bs * self._depth)
         if (self._is_informed or self._rest) and not self._is_new:
@@ -228,12 +231,14 @@ class ConfidencePolicy(RowBudgets):
     def _is_new(self) -> bool:
         return self.costs.budget_ns > 0 and self._whole.num_deepest < ROWS_TO_KNOW
 
-    def _weigh(self, survival: np.ndarray, kv_tokens: int) -> None:
+    def _weigh(self, survival: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None) -> None:
         """Set the best budgets, and note by how much these beat rounds that verify all drafts."""
         bs, share = len(survival), RATE_SHARE if self._gains.any() else 1.0
         survival = self._whole.corrected(survival, share)
         order = np.argsort(-survival.ravel(), kind="stable")
         taken = order % self._depth < self._candidates[:, None] if self._depth else np.zeros((1, 0), bool)
+        if most_drafts is not None and self._depth:
+            taken &= order % self._depth < most_drafts[order // self._depth]
         begin = np.zeros((len(self._candidates), 1))
         tokens = bs + np.concatenate([begin, np.cumsum(taken * survival.ravel()[order], axis=1)], axis=1)
         sizes = bs + np.concatenate([begin.astype(np.int64), np.cumsum(taken, axis=1)], axis=1)

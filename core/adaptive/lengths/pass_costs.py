@@ -5,7 +5,8 @@ A round drafts for its rows and verifies so many tokens in one pass of the targe
     time = draft(steps, rows) + verify(tokens) + KV tokens that are read
 
 Verify times rise with the tokens. Up to the captured limit they are a staircase: a pass takes the time of the next
-captured size. Beyond they are linear between the sizes that were measured, and past the last two.
+captured size. Beyond they are linear between the sizes that were measured there, and past the last two. Up to the first
+of these a pass takes its time: a pass that no graph holds has little in common with the largest that one holds.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class PassCosts:
         times = np.maximum.accumulate(np.array(self.verify_ns, dtype=np.float64))
         sizes = np.array(self.tokens)
         stairs = times[np.minimum(np.searchsorted(sizes, tokens), len(sizes) - 1)]
-        return np.where(tokens <= self.captured_tokens, stairs, _beyond(tokens, self.tokens, times))
+        first = np.searchsorted(sizes, self.captured_tokens, side="right")  # of the sizes that no graph holds
+        eager = np.maximum(tokens, sizes[first]) if first < len(sizes) else tokens
+        return np.where(tokens <= self.captured_tokens, stairs, _beyond(eager, self.tokens, times))
 
     def eager_times(self, tokens: np.ndarray) -> Float64Array:
         """Return the share of so many tokens, ns, in passes that prompts make larger than all captured sizes: the line

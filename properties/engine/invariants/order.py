@@ -18,7 +18,7 @@ def a_step_keeps_its_budgets(m: EngineMoment) -> Outcome:
     if flight is None:
         return None
     prefill = sum([len(chunk.tokens) for chunk in flight.chunks])
-    verify = sum(config.nodes(row.drafts) for row in flight.rows)
+    verify = flight.num_verified(config)
     most = config.chunk_size if m.recovery is None else m.recovery.prefill
     if prefill > most:
         return Finding(f"{prefill} prefill tokens", f"{most}", "all rows wait as long as a step takes")

@@ -177,9 +177,9 @@ def test_steps_follow_what_rounds_without_a_budget_accept():
 
 
 def test_verify_times_are_stairs_and_then_lines():
-    costs = PassCosts((0,), (1,), ((0,),), (1, 4, 8, 16), (100, 90, 200, 300), (5,), 8)
-    assert costs.verify_times(np.array([1, 2, 4, 5, 8, 12, 16, 24])).tolist() == [
-        100, 100, 100, 200, 200, 250, 300, 400,
+    costs = PassCosts((0,), (1,), ((0,),), (1, 4, 8, 16, 24), (100, 90, 200, 300, 400), (5,), 8)
+    assert costs.verify_times(np.array([1, 2, 4, 5, 8, 9, 16, 20, 32])).tolist() == [
+        100, 100, 100, 200, 200, 300, 300, 350, 500,
     ]  # fmt: skip
     assert costs_from_json(costs.to_json(), "a log") == costs
 
