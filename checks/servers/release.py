@@ -43,11 +43,7 @@ def name_any_wheel(path: Path) -> None:
 
 
 def open_release(
-    package: str,
-    known: Collection[str],
-    real: Collection[str],
-    absent: Collection[str] = (),
-    optional: Collection[str] = (),
+    package: str, known: Collection[str], real: Collection[str], absent: Collection[str] = ()
 ) -> tuple[Release, bool]:
     """Return the release of a package, and whether this call has opened it.
 
@@ -65,7 +61,7 @@ def open_release(
     if importlib.util.find_spec("torch") is None:
         raise NotInstalled(package, "torch")
     path = installed(package) if path is None else path
-    version = open_wheel(path, package, real, absent, known, optional)
+    version = open_wheel(path, package, real, absent, known)
     _opened[package] = Release(package, version, path)
     return _opened[package], True
 

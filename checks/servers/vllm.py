@@ -29,9 +29,6 @@ REAL = (
     "vllm.v1.kv_cache_interface",
     "vllm.v1.kv_cache_spec_registry",
     "vllm.v1.request",
-)
-# Modules that the first of RELEASES does not have.
-NEW = (
     "vllm.v1.worker.gpu.spec_decode.acceptance_estimator",
     "vllm.v1.worker.gpu.spec_decode.adaptive_verification",
 )
@@ -56,7 +53,7 @@ class _NoStats:
 
 def open_vllm(any_release: bool = False) -> Release:
     """Return the release, one of RELEASES if not `any_release`. Raises ConfigError, and NotInstalled without torch."""
-    release, is_new = open_release("vllm", () if any_release else RELEASES, REAL, ABSENT, NEW)
+    release, is_new = open_release("vllm", () if any_release else RELEASES, REAL, ABSENT)
     if is_new:
         _prepare(release)
     return release

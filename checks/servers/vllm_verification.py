@@ -166,7 +166,7 @@ class VLLMVerification(VLLMScheduler):
         if not drafts:
             return [0] * len(rows)
         ids = list(output.num_scheduled_tokens)
-        _, places, _, _ = self.manager.reallocate_drafts(ids, self._rows(ids))
+        places = self.manager.reallocate_drafts(ids, self._rows(ids))[1]
         tokens = dict(zip(ids, np.diff(places.numpy()[: len(ids) + 1]).tolist(), strict=True))
         roots = {id: output.num_scheduled_tokens[id] - len(drafts.get(id, ())) for id in rows}
         return [tokens[id] - roots[id] for id in rows]

@@ -101,35 +101,26 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def open_wheel(
-    path: Path,
-    package: str,
-    real: Collection[str],
-    absent: Collection[str],
-    known: Collection[str] = (),
-    optional: Collection[str] = (),
+    path: Path, package: str, real: Collection[str], absent: Collection[str], known: Collection[str] = ()
 ) -> str:
     """Make `package` importable from a wheel, or from a folder into which one was unpacked. Returns its version.
 
     `real`: the modules and packages of it that are imported from their files, each with all below it; all others have
-    stand-ins. `optional`: those that are imported so if the release has them. `absent`: packages of others that need
-    not be installed. `known`: the versions that are accepted, all if there are none. A process can open one release of
-    a package. Raises ConfigError if `path` has no such package, or not all of its real modules.
+    stand-ins. `absent`: packages of others that need not be installed. `known`: the versions that are accepted, all if
+    there are none. A process can open one release of a package. Raises ConfigError if `path` has no such package, or
+    not all of its real modules.
     """
     version = _version(path, package)
     if known and version not in known:
         what = f"{package} {version}; the adapters are written for {', '.join(known)}"
         raise ConfigError.of(str(path), "", what)
     has_file = _has_file(path)
-    has_module = {
-        name: has_file(f"{name.replace('.', '/')}.py") or has_file(f"{name.replace('.', '/')}/")
-        for name in (*real, *optional)
-    }
     for module in real:
-        if not has_module[module]:
+        file = module.replace(".", "/")
+        if not (has_file(f"{file}.py") or has_file(f"{file}/")):
             what = f"{package} {version} has no module {module}: a part of it is missing, or it is another release"
             raise ConfigError.of(str(path), "", what)
-    found = [name for name, is_there in has_module.items() if is_there]
-    sys.meta_path.insert(0, _Finder(package, str(path), found, absent))
+    sys.meta_path.insert(0, _Finder(package, str(path), real, absent))
     return version
 
 

@@ -100,7 +100,7 @@ def compared() -> dict[str, Any]:
         if theirs != ours:
             differences.append(f"batch {batch}: a budget of {ours} drafts, theirs {theirs}")
             continue
-        _, ends, _, _ = manager.reallocate_drafts(names, places)
+        ends = manager.reallocate_drafts(names, places)[1]
         lengths = np.diff(ends.numpy()[: bs + 1])
         nodes = choose_nodes(np.cumprod(values, axis=1), most + 1, ours)
         if lengths.tolist() != nodes.tolist():
