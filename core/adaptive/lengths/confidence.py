@@ -200,9 +200,7 @@ class ConfidencePolicy(RowBudgets):
 
     # --- the plan ---
 
-    def look(
-        self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None = None
-    ) -> None:
+    def look(self, rows: np.ndarray, epochs: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None = None) -> None:
         bs = len(rows)
         if self._rest and 2 * bs > 3 * self._rested_rows:  # more rows give a budget more to choose from
             self._rest, self._pause, self._is_informed = 0, FIRST_REST, False
