@@ -18,7 +18,8 @@ from foredraft.planning.rounds.doctor import Diagnosis, diagnose
 from foredraft.planning.store import kept_runs
 from foredraft.planning.tuning.result import TuneResult, search_table
 from foredraft.planning.tuning.tune import Tune, question_of_tune
-from foredraft.sim.calibration.result import CalibrateResult, calibrate_from_files
+from foredraft.sim.calibration.fit import calibrate_from_files
+from foredraft.sim.calibration.result import CalibrateResult
 from foredraft.simulation import ScenarioLike, resolve
 
 Progress = Callable[[str], None] | None

@@ -135,7 +135,7 @@ def _fit(
 ) -> None:
     """Fit the timing to the points of `files`, write the profile, and print it."""
     from ...observe.output_files import JsonRecord
-    from ...sim.calibration.result import calibrate_from_files
+    from ...sim.calibration.fit import calibrate_from_files
     from ...sim.scenario_file import load_scenario
     from ..progress import LINE_EVERY_S, StatusLine
 

@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from ...sim.cost.deployments.evidence import LogDifference
 from ..confidence.comparison import curve_of, curve_of_counts
 from ..confidence.model_error import LimitCurve
 from ..confidence.ranked import Ranked
@@ -39,8 +38,8 @@ def _with_errors(whole: Plan, best: Ranked, item: Ranked) -> Ranked:
     else:
         found = replace(found, load_range=whole.errors.load_range(item, curve))
         if item is not best:
-            ends = (item.load / best.load * math.exp(end - error.mean) for end in (-error.half_width, error.half_width))
-            found = replace(found, of_best_range=(next(ends), next(ends)))
+            share = item.load / best.load
+            found = replace(found, of_best_range=(share * math.exp(-error), share * math.exp(error)))
     return replace(found, taken_range=whole.errors.taken_range(item), rests_on=whole.errors.rests_on(item))
 
 
@@ -60,8 +59,9 @@ def _order(whole: Plan, item: Ranked) -> tuple[float, ...]:
     return (item.dropped, not item.holds, item.gpus * whole.gpu_cost(item.candidate), item.finding.excess)
 
 
-def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: LogDifference) -> bool:
-    """Return whether a candidate does not differ clearly from the best one. `error`: of log(load of the best / its)."""
+def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: float) -> bool:
+    """Return whether a candidate does not differ clearly from the best one. `error`: of log(load of the best / its),
+    half of its 80 % interval."""
     if item is best or best.dropped:
         return item is best
     if item.dropped:
@@ -69,12 +69,12 @@ def _is_equal(whole: Plan, best: Ranked, item: Ranked, error: LogDifference) -> 
         if not set(places) <= set(whole.on_a_quarter):
             return False
         loads = [whole.rough[place].value for place in places]
-        return math.log(loads[0] / loads[1]) + error.mean <= math.hypot(CLOSER, error.half_width)
+        return math.log(loads[0] / loads[1]) <= math.hypot(CLOSER, error)
     if whole.question.load is not None:
         costs = [one.gpus * whole.gpu_cost(one.candidate) for one in (item, best)]
         return costs[0] <= costs[1]
     behind, half_width = _paired(whole, best, item)
-    return behind + error.mean <= math.hypot(half_width, error.half_width)
+    return behind <= math.hypot(half_width, error)
 
 
 def _paired(whole: Plan, best: Ranked, item: Ranked) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ...sim.assembly import Assembly, assemble
 from ...sim.assembly.confidence import TIMES, difference, factors, rests_on
-from ...sim.cost.deployments.evidence import DRAFTED_BATCHES, NOTHING, Interval, LogDifference, published_errors
+from ...sim.cost.deployments.evidence import DRAFTED_BATCHES, NOTHING, Interval, published_errors
 from ...sim.scenario import Scenario
 from ...sim.scenario_file import scenario_with
 from ..candidates.candidate import REPLICAS, Candidate, base_tables
@@ -71,18 +71,17 @@ class ModelErrors:
         factor: Interval = errors.latencies[list(self._objectives).index(tightest)]
         return item.finding.excess * factor.low, item.finding.excess * factor.high
 
-    def compare(self, best: Ranked, item: Ranked, curves: tuple[LimitCurve, LimitCurve]) -> LogDifference:
-        """Return the error of log(load of the best / load of this candidate): its mean, and half of its 80 % interval.
+    def compare(self, best: Ranked, item: Ranked, curves: tuple[LimitCurve, LimitCurve]) -> float:
+        """Return the error of log(load of the best / load of this candidate): half of its 80 % interval.
 
         The error of a ratio of times is that of published deployments which share as much as these two. It is at least
         the error of published speed-ups, which is all that is known of one deployment that decodes in two ways. The
         loads follow the times as much as both curves say on average.
         """
-        found = self._of_times(best, item)
         follows = sum(curve.sensitivity(len(self._objectives)) for curve in curves) / 2
-        return LogDifference(-follows * found.mean, follows * found.half_width)
+        return follows * self._of_times(best, item)
 
-    def _of_times(self, best: Ranked, item: Ranked) -> LogDifference:
+    def _of_times(self, best: Ranked, item: Ranked) -> float:
         """Return the error of log(time of the best / time of this candidate)."""
         mine, other = self.run_of(best), self.run_of(item)
         least = max(speed_up_error(mine), speed_up_error(other))
@@ -90,7 +89,7 @@ class ModelErrors:
         times = [TIMES[name] for one in tightest for name in one.latencies]
         summaries = best.finding.summary, item.finding.summary
         differences = [difference(time, mine, summaries[0], other, summaries[1]) for time in dict.fromkeys(times)]
-        return LogDifference(0.0, max([least, *(one.half_width for one in differences if one is not None)]))
+        return max([least, *(one for one in differences if one is not None)])
 
 
 def speed_up_error(run: Assembly) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.scheduler.config import EngineRole
 from ...observe.rates import rate_of
 from ..cost.calibration import FittedParameters
-from ..cost.deployments.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval, LogDifference
+from ..cost.deployments.evidence import NO_POINTS, REQUEST, TPOT, TTFT, Interval
 from ..cost.executor_steps import StepCost
 from . import Assembly
 
@@ -116,9 +116,9 @@ def factors_of_rounds(run: Assembly, rows: float) -> Interval | None:
 
 def difference(
     time: str, run: Assembly, summary: Mapping[str, Any], other: Assembly, other_summary: Mapping[str, Any]
-) -> LogDifference | None:
-    """Return by how much the logarithms of the errors of two runs differ in a time; None if one of the runs has no
-    published points, or fitted parameters of its own."""
+) -> float | None:
+    """Return by how much the logarithms of the errors of two runs may differ in a time: half of the 80 % interval; None
+    if one of the runs has no published points, or fitted parameters of its own."""
     runs = (run, summary), (other, other_summary)
     if any(of.deployment.calibration is not None or shown.get("mean_ttft_ms") is None for of, shown in runs):
         return None

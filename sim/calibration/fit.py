@@ -8,8 +8,9 @@ published times is one constant of a deployment. The fit is linear in logarithms
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +29,13 @@ from ..cost.calibration import (
     FittedParameter,
     FittedParameters,
     MeasuredClients,
+    profile_document,
 )
 from ..scenario import Scenario
 from .points import BenchmarkPoint
-from .prediction import WHAT_ELSE, Predictor
+from .prediction import WHAT_ELSE, Predictor, measured_scenario
+from .result import CalibratedParameter, CalibratedResult, CalibrateResult
+from .result_files import read_points
 
 LEAST_POINTS = 3
 DECODING = ("mean_tpot_ms", "output_tokens_per_s")
@@ -70,38 +74,6 @@ of requests; the second for the number of which the factor is least, since a slo
 
 OnProgress = Callable[[int], None]
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class PointResult:
-    """A result of a point: measured, predicted by the fit, and the errors (predicted / measured − 1) with and
-    without the point. `score`: how much better the fit is without it, in standard deviations."""
-
-    point: BenchmarkPoint
-    column: str
-    measured: float
-    predicted: float
-    error: float
-    left_out_error: float
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class PointFit:
-    """A calibration, the results behind it, and the run to measure next."""
-
-    results: tuple[PointResult, ...]
-    calibration: Calibration
-    next_run: str
-
-    @property
-    def contradicting(self) -> tuple[PointResult, ...]:
-        """The results of the run that the others contradict most, if any does: it spoils the scores of the others."""
-        totals: dict[str, float] = {}
-        for item in self.results:
-            totals[item.point.source] = totals.get(item.point.source, 0.0) + item.score**2
-        worst = max(totals, key=totals.__getitem__)
-        return tuple(item for item in self.results if item.point.source == worst and item.score > CONTRADICTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +119,34 @@ class LinearFit:
         return found
 
 
+def calibrate_from_files(
+    files: Sequence[str],
+    base: Scenario,
+    given: Mapping[str, str],
+    name: str = "profile",
+    on_progress: Callable[[int, int], None] = lambda points, simulations: None,
+) -> CalibrateResult:
+    """Fit the timing of `base` to the results in files of benchmarks, each with settings behind a colon if it lacks
+    some.
+
+    `given`: the keys of `base` that are not defaults, with their source; files set the others. `on_progress` gets the
+    numbers of points and of simulations so far. Raises ConfigError for a file that cannot be used.
+    """
+    left_out: list[str] = []
+    points = read_points(files, left_out.append)
+    base = measured_scenario(points, base, given)
+    return calibrate(points, base, name, lambda count: on_progress(len(points), count), left_out)
+
+
 def calibrate(
     points: Sequence[BenchmarkPoint],
     base: Scenario,
-    source: str,
     name: str = "profile",
-    on_progress: OnProgress | None = None,
-) -> PointFit:
+    on_progress: OnProgress = lambda simulations: None,
+    left_out: Sequence[str] = (),
+) -> CalibrateResult:
     """Fit the timing of `base` to the points. `on_progress` is called after every simulation with how many there were.
+    `left_out`: runs that are no points, in words.
 
     Raises ConfigError for too few points, with what to measure, for results and factors that are physically impossible,
     and CannotPredict for a point that cannot be simulated.
@@ -164,8 +156,7 @@ def calibrate(
     def simulated() -> None:
         nonlocal count
         count += 1
-        if on_progress is not None:
-            on_progress(count)
+        on_progress(count)
 
     clients = MeasuredClients(*_clients(points))
     predictors = [Predictor(point, base, simulated, clients) for point in points]
@@ -177,25 +168,58 @@ def calibrate(
     rows = [(predictor, column) for predictor in predictors for column in predictor.measured]
     names = tuple(name for name in PARAMETERS if _is_fitted(name, points))
     fit = _fitted(rows, names)
-    left_out = fit.left_out([predictor.point.source for predictor, _ in rows])
-    # By as much does the fit become better without the result.
-    scores = np.sqrt(np.maximum(fit.rest * left_out, 0.0)) / (fit.noise * CERTAIN)
-    results = tuple(
-        PointResult(
-            predictor.point,
+    results = _results(rows, fit)
+    source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
+    profile = _calibration(predictors, fit, names, results, source, name)
+    fitted = profile.parameters
+    assert fitted is not None
+    _refuse_factors(fitted, predictors)
+    return CalibrateResult(
+        model=profile.model,
+        gpu=profile.gpu,
+        server=fitted.server,
+        kernels=fitted.kernels,
+        points=fitted.points,
+        left_out=tuple(left_out),
+        clients=fitted.clients.usual,
+        error=fitted.error,
+        left_out_error=fitted.left_out_error,
+        left_out_ttft_error=fitted.left_out_ttft_error,
+        parameters=tuple(
+            CalibratedParameter(name, one.value, one.low, one.high) for name, one in fitted.values.items()
+        ),
+        results=results,
+        next_run=_next_run(points, base),
+        profile=profile_document(profile),
+    )
+
+
+def _results(rows: Sequence[tuple[Predictor, str]], fit: LinearFit) -> tuple[CalibratedResult, ...]:
+    """Return every measured result beside the fit, and beside one without its run."""
+    sources = [predictor.point.source for predictor, _ in rows]
+    without = fit.left_out(sources)
+    # By as many standard deviations does the fit become better without the result.
+    scores = np.sqrt(np.maximum(fit.rest * without, 0.0)) / (fit.noise * CERTAIN)
+    # The run that the others contradict most spoils the scores of the others.
+    worst = max(
+        dict.fromkeys(sources), key=lambda one: sum(scores[i] ** 2 for i, at in enumerate(sources) if at == one)
+    )
+    return tuple(
+        CalibratedResult(
+            predictor.point.title,
+            source,
             column,
             predictor.measured[column],
             predictor.measured[column] * math.exp(rest),
             math.expm1(rest),
-            math.expm1(without),
-            score,
+            math.expm1(rest_without),
+            source == worst and bool(score > CONTRADICTS),
+            column == FIRST and predictor.point.output_std > 0,
         )
-        for (predictor, column), rest, without, score in zip(rows, fit.rest, left_out, scores, strict=True)
+        for (predictor, column), source, rest, rest_without, score in zip(
+            rows, sources, fit.rest, without, scores, strict=True
+        )
     )
-    calibration = _calibration(predictors, fit, names, results, source, name)
-    assert calibration.parameters is not None
-    _refuse_factors(calibration.parameters, predictors)
-    return PointFit(results, calibration, _next_run(points, base))
 
 
 def _clients(points: Sequence[BenchmarkPoint]) -> tuple[float, float, float]:
@@ -276,7 +300,7 @@ def _calibration(
     predictors: Sequence[Predictor],
     fit: LinearFit,
     names: Sequence[str],
-    results: Sequence[PointResult],
+    results: Sequence[CalibratedResult],
     source: str,
     name: str,
 ) -> Calibration:
@@ -291,7 +315,7 @@ def _calibration(
     }
 
     def mean(key: str, *columns: str) -> float | None:
-        found = [abs(getattr(item, key)) for item in results if item.column in columns]
+        found = [abs(getattr(item, key)) for item in results if item.name in columns]
         return float(np.mean(found)) if found else None
 
     fitted = FittedParameters(

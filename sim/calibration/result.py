@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ...observe.output_files import Document
-from ..cost.calibration import profile_document
-from ..scenario import Scenario
-from .fit import PointFit, calibrate
-from .prediction import measured_scenario
-from .result_files import read_points
 
 
 @dataclass(frozen=True)
@@ -96,61 +90,3 @@ class CalibrateResult(Document):
     results: tuple[CalibratedResult, ...]
     next_run: str
     profile: Mapping[str, Any]
-
-
-def calibrate_from_files(
-    files: Sequence[str],
-    base: Scenario,
-    given: Mapping[str, str],
-    name: str = "profile",
-    on_progress: Callable[[int, int], None] = lambda points, simulations: None,
-) -> CalibrateResult:
-    """Fit the timing of `base` to the results in files of benchmarks, each with settings behind a colon if it lacks
-    some.
-
-    `given`: the keys of `base` that are not defaults, with their source; files set the others. `on_progress` gets the
-    numbers of points and of simulations so far. Raises ConfigError for a file that cannot be used.
-    """
-    left_out: list[str] = []
-    points = read_points(files, left_out.append)
-    base = measured_scenario(points, base, given)
-    source = ", ".join(dict.fromkeys(Path(point.file).name for point in points))
-    fit = calibrate(points, base, source, name, lambda count: on_progress(len(points), count))
-    return _result(fit, tuple(left_out))
-
-
-def _result(fit: PointFit, left_out: tuple[str, ...]) -> CalibrateResult:
-    profile = fit.calibration
-    fitted = profile.parameters
-    assert fitted is not None, "points have no measured steps"
-    parameters = (CalibratedParameter(name, one.value, one.low, one.high) for name, one in fitted.values.items())
-    results = (
-        CalibratedResult(
-            one.point.title,
-            one.point.source,
-            one.column,
-            one.measured,
-            one.predicted,
-            one.error,
-            one.left_out_error,
-            one in fit.contradicting,
-            one.column == "mean_ttft_ms" and one.point.output_std > 0,
-        )
-        for one in fit.results
-    )
-    return CalibrateResult(
-        model=profile.model,
-        gpu=profile.gpu,
-        server=fitted.server,
-        kernels=fitted.kernels,
-        points=fitted.points,
-        left_out=left_out,
-        clients=fitted.clients.usual,
-        error=fitted.error,
-        left_out_error=fitted.left_out_error,
-        left_out_ttft_error=fitted.left_out_ttft_error,
-        parameters=tuple(parameters),
-        results=tuple(results),
-        next_run=fit.next_run,
-        profile=profile_document(profile),
-    )

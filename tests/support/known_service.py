@@ -11,7 +11,6 @@ from foredraft.planning.plan import Plan
 from foredraft.planning.slo import parse_slo
 from foredraft.planning.trial import RunOutcome
 from foredraft.planning.workers import Job
-from foredraft.sim.cost.deployments.evidence import LogDifference
 
 LIMIT = parse_slo("ttft_p99<100ms")
 BALANCED = dict.fromkeys(("refused", "aborted", "failed", "unfinished"), 0)
@@ -51,4 +50,4 @@ def noise(seed: int | str) -> float:
 def compare_within(whole: Plan, half_width: float) -> None:
     """Give the plan's comparisons this error of the ratio of two candidates' times."""
     whole.errors = ModelErrors(whole.scenario, whole.question.objectives)
-    whole.errors._of_times = lambda best, item: LogDifference(0.0, half_width)
+    whole.errors._of_times = lambda best, item: half_width

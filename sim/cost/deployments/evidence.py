@@ -44,13 +44,6 @@ class Interval(NamedTuple):
     high: float
 
 
-class LogDifference(NamedTuple):
-    """The mean of the difference of two logarithms, and half the width of its 80 % interval."""
-
-    mean: float
-    half_width: float
-
-
 class Place(NamedTuple):
     """What tells a deployment from others. `release`: three numbers; empty for any."""
 
@@ -204,11 +197,11 @@ class Evidence:
             return max(map(abs, self.errors.times[TPOT][NOTHING]))
         return self.errors.speed_ups[OTHERS if self.near_drafts else NOTHING]
 
-    def compare(self, time: str, other: Evidence) -> LogDifference:
+    def compare(self, time: str, other: Evidence) -> float:
         """Return by how much log(published / simulated) of a time may differ between two deployments: half of the 80 %
         interval. What they share cancels; nothing is said of one deployment at two loads."""
         if self.place == other.place and self.errors is other.errors:
-            return LogDifference(0.0, 0.0)
+            return 0.0
         level = next(
             i
             for i, fields in enumerate(SHARED)
@@ -220,7 +213,7 @@ class Evidence:
         widths = [one.errors.apart[time][level] for one in sides]
         if (self.place.gpu, self.place.server) != (other.place.gpu, other.place.server):
             widths += [one.errors.times[time][NOTHING][1] for one in sides if one.knowledge == NOTHING]
-        return LogDifference(0.0, max(widths))
+        return max(widths)
 
     @property
     def about(self) -> str:

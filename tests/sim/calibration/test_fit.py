@@ -13,11 +13,12 @@ import pytest
 from benchmark_files import aiperf, guidellm, sglang, table, vllm
 from foredraft.core.errors import ConfigError
 from foredraft.sim.assembly.explaining import timing_line
-from foredraft.sim.calibration.fit import LENGTH_SPREAD, PointFit, as_its_clients_send, calibrate
+from foredraft.sim.calibration.fit import LENGTH_SPREAD, as_its_clients_send, calibrate
 from foredraft.sim.calibration.points import BenchmarkPoint
 from foredraft.sim.calibration.prediction import CannotPredict, Predictor, measured_scenario
+from foredraft.sim.calibration.result import CalibrateResult
 from foredraft.sim.calibration.result_files import read_points
-from foredraft.sim.cost.calibration import MeasuredClients, load_calibration, profile_document
+from foredraft.sim.cost.calibration import Calibration, MeasuredClients, load_calibration, read_profile
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
@@ -71,31 +72,39 @@ def noisy(seed: int, noise: float = 0.01, truth: Mapping[str, float] = TRUTH) ->
     return runs
 
 
-def fitted(tmp_path, runs) -> PointFit:
-    file = tmp_path / "runs.csv"
+def written(folder, runs) -> str:
+    file = folder / "runs.csv"
     file.write_text(table(runs))
-    return calibrate(read_points([str(file)]), BASE, "test")
+    return str(file)
+
+
+def fitted(tmp_path, runs) -> CalibrateResult:
+    return calibrate(read_points([written(tmp_path, runs)]), BASE)
+
+
+def profile(fit) -> Calibration:
+    return read_profile(fit.profile, "fit")
 
 
 @pytest.fixture(scope="module")
-def fit(tmp_path_factory) -> PointFit:
+def fit(tmp_path_factory) -> CalibrateResult:
     """A calibration from noisy points of TRUTH."""
     return fitted(tmp_path_factory.mktemp("runs"), noisy(1))
 
 
-def holds(fit: PointFit, truth=TRUTH) -> list[bool]:
-    values = fit.calibration.parameters.values
+def holds(fit: CalibrateResult, truth=TRUTH) -> list[bool]:
+    values = profile(fit).parameters.values
     return [item.low <= truth[name] <= item.high for name, item in values.items()]
 
 
 def test_a_known_timing_is_found(fit):
-    parameters = fit.calibration.parameters
+    parameters = profile(fit).parameters
     assert astuple(parameters.clients) == pytest.approx(astuple(CLIENTS))
     for name, truth in TRUTH.items():
         found = parameters.values[name]
         assert found.low <= truth <= found.high and found.low <= found.value <= found.high, name
     assert parameters.error < 0.04 and parameters.left_out_error < 0.08 and parameters.left_out_ttft_error < 0.15
-    assert not fit.contradicting
+    assert not any(item.contradicts for item in fit.results)
 
 
 @pytest.mark.slow
@@ -103,11 +112,11 @@ def test_a_slow_host_is_met_from_three_points(tmp_path):
     """Nothing forbids a machine that takes 1.3 times as long for one request and six times for many."""
     truth = {"round_factor": 2.4, "round_slope": 0.33, "drafts_factor": 1.1, "prompt_factor": 1.5}
     runs = exact(truth)
-    fit = fitted(tmp_path, [runs[0], runs[2], runs[4]])
-    parameters = fit.calibration.parameters
+    fit, first = fitted(tmp_path, [runs[0], runs[2], runs[4]]), read_points([str(tmp_path / "runs.csv")])[0]
+    parameters = profile(fit).parameters
     values = {name: item.value for name, item in parameters.values.items()}
     for run in (runs[1], runs[3], runs[5]):
-        point = replace(fit.results[0].point, **{name: run[name] for name in run if name in LOADS[3]})
+        point = replace(first, **{name: run[name] for name in run if name in LOADS[3]})
         draft = {"num_draft_tokens": 1 + run["steps"]} if "steps" in run else {"algorithm": "NONE", "steps": 0}
         found = Predictor(replace(point, **draft), BASE, clients=parameters.clients).predict(values)
         assert found["mean_tpot_ms"] == pytest.approx(run["mean_tpot_ms"], rel=0.2)
@@ -131,17 +140,17 @@ def test_files_of_several_tools_are_points_of_one_fit(tmp_path):
 @pytest.mark.ci
 def test_the_profile_makes_the_simulator_meet_the_points(fit, tmp_path):
     file = tmp_path / "profile.json"
-    file.write_text(json.dumps(profile_document(fit.calibration)))
-    assert load_calibration(file) == fit.calibration
-    predictor = Predictor(fit.results[0].point, BASE)
+    file.write_text(json.dumps(fit.profile))
+    assert load_calibration(file) == profile(fit)
+    predictor = Predictor(read_points([written(tmp_path, noisy(1))])[0], BASE)
     scenario = predictor.scenario.model_copy(
         update={"hardware": predictor.scenario.hardware.model_copy(update={"profile": str(file)})}
     )
     report = Simulation(scenario).run()
-    assert "calibrated from 7 points (test)" in timing_line(report.assembly)
-    values = {name: item.value for name, item in fit.calibration.parameters.values.items()}
-    assert Simulation(predictor.scenario, calibration=fit.calibration).run().duration_ns == report.duration_ns
-    assert predictor.predict(values)["mean_tpot_ms"] == pytest.approx(fit.results[0].predicted, rel=0.2)
+    assert "calibrated from 7 points (runs.csv)" in timing_line(report.assembly)
+    values = {name: item.value for name, item in profile(fit).parameters.values.items()}
+    assert Simulation(predictor.scenario, calibration=profile(fit)).run().duration_ns == report.duration_ns
+    assert predictor.predict(values)["mean_tpot_ms"] == pytest.approx(fit.results[0].fitted, rel=0.2)
 
 
 @pytest.mark.parametrize("share", [0.0, LENGTH_SPREAD])
@@ -172,7 +181,7 @@ def test_the_run_of_which_the_points_tell_least_is_next(fit, tmp_path):
     assert fit.next_run == "EAGLE3 3 steps, 64 clients"
     plain = fitted(tmp_path, [run for run in noisy(5)[:3] for run in (run, run | {"input_tokens": 80.0})][:4])
     assert plain.next_run == "plain, 64 clients"  # which the points with 1 and 8 tell least of
-    assert {"drafts_factor", "drafts_slope"}.isdisjoint(plain.calibration.parameters.values)
+    assert {"drafts_factor", "drafts_slope"}.isdisjoint(profile(plain).parameters.values)
 
 
 @pytest.mark.slow
@@ -181,7 +190,7 @@ def test_a_point_that_contradicts_the_others_is_named(tmp_path):
     for name, factor in (("mean_tpot_ms", 1.5), ("output_tokens_per_s", 1 / 1.5)):
         runs[1][name] *= factor
     fit = fitted(tmp_path, runs)
-    assert {item.point.source.rpartition(" ")[2] for item in fit.contradicting} == {"3"}  # its line of the file
+    assert {item.source.rpartition(" ")[2] for item in fit.results if item.contradicts} == {"3"}  # its line of the file
 
 
 @pytest.mark.slow
@@ -189,9 +198,10 @@ def test_left_out_errors_are_those_of_fits_without_the_point(tmp_path):
     runs = noisy(8, 0.03)
     fit = fitted(tmp_path, runs)
     without = fitted(tmp_path, runs[:1] + runs[2:])
-    values = {name: item.value for name, item in without.calibration.parameters.values.items()}
-    left = next(item for item in fit.results if item.point.concurrency == 8 and item.column == "mean_tpot_ms")
-    again = Predictor(left.point, BASE, clients=without.calibration.parameters.clients).predict(values)["mean_tpot_ms"]
+    values = {name: item.value for name, item in profile(without).parameters.values.items()}
+    left = next(item for item in fit.results if "plain, 8 clients" in item.point and item.name == "mean_tpot_ms")
+    point = read_points([written(tmp_path, runs)])[1]
+    again = Predictor(point, BASE, clients=profile(without).parameters.clients).predict(values)["mean_tpot_ms"]
     assert left.left_out_error == pytest.approx(again / left.measured - 1, abs=0.05)
 
 
@@ -221,7 +231,7 @@ def test_what_is_faster_than_reading_the_weights_is_refused(result, draft):
     )
     column = list(result)[-1]
     with pytest.raises(ConfigError, match=rf"a\.json: {column}: [\d.]+ {PHYSICS}"):
-        calibrate([point], BASE, "test")
+        calibrate([point], BASE)
     # Of the same results of two devices, or of 8-bit weights, each pass reads half as much.
     Predictor(replace(point, tensor_parallel=2), BASE).refuse_unphysical()
     Predictor(point, load_scenario(None, [*SETTINGS, "model.weight_dtype=fp8"])[0]).refuse_unphysical()
@@ -246,7 +256,7 @@ def test_factors_that_no_deployment_has_are_refused(factor, shown):
     with pytest.raises(
         ConfigError, match=rf"json: round_factor: {shown}: .*expected 0.8 to 3: .*bits.*another GPU.*more devices"
     ):
-        calibrate(points, base, "test")
+        calibrate(points, base)
 
 
 def test_points_that_cannot_be_simulated_are_named(tmp_path):
