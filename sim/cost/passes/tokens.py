@@ -58,7 +58,8 @@ class PassTokens(NamedTuple):
 @cache
 def _uneven(independence: float) -> float:
     """Return as how much of a token a further one counts where some experts are more popular than others."""
-    return independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
+    uneven: float = independence ** (math.log(UNEVEN_INDEPENDENCE) / math.log(EXPERT_INDEPENDENCE))
+    return uneven
 
 
 def padded_tokens(
