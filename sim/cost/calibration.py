@@ -220,15 +220,15 @@ def read_profile(data: Mapping[str, Any], source: str) -> Calibration:
         )
         raise ConfigError.of(source, "version", message)
     try:
-        found = _PROFILE.validate_json(json.dumps({key: value for key, value in data.items() if key not in _HEAD}))
+        profile = _PROFILE.validate_json(json.dumps({key: value for key, value in data.items() if key not in _HEAD}))
     except ValidationError as error:
         raise ConfigError(source, [_problem(detail) for detail in error.errors()]) from None
-    if (found.parameters is None) == (found.steps is None):
-        message = "missing, and there are no steps either" if found.steps is None else "stand alone, without steps"
+    if (profile.parameters is None) == (profile.steps is None):
+        message = "missing, and there are no steps either" if profile.steps is None else "stand alone, without steps"
         raise ConfigError.of(source, "parameters", message)
-    if problems := [*_implausible(found.parameters)]:
+    if problems := [*_implausible(profile.parameters)]:
         raise ConfigError(source, problems)
-    return found
+    return profile
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:
@@ -257,7 +257,7 @@ def _implausible(fitted: FittedParameters | None) -> Iterator[Problem]:
 
 def profile_document(calibration: Calibration) -> dict[str, Any]:
     """Return the JSON object that `load_calibration` reads as `calibration`."""
-    document = _PROFILE.dump_python(calibration, mode="json", exclude_none=True)
+    document: dict[str, Any] = _PROFILE.dump_python(calibration, mode="json", exclude_none=True)
     if calibration.parameters is not None:
         document["parameters"] |= document["parameters"].pop("values")
     return {"format": FORMAT, "version": VERSION} | document

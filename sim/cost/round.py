@@ -121,6 +121,7 @@ class RoundCost:
             forward = own if draft_tables is None else MeasuredForward(own, draft_tables)
             self._draft = PASSES[draft.drafting](draft, forward, self._pass_launch, keep_draft_warm)
         self._curves: dict[tuple[int, RoundShape, int | None], PassCurve] = {}
+        self._first_samplings: dict[int, Pass] = {}
         self._riders: dict[tuple[int, RoundShape, int | None], _Rider] = {}
         self._fitted: FittedParameters | None = None if calibration is None else calibration.parameters
 
@@ -329,7 +330,9 @@ class RoundCost:
         new_tokens = sum(new for new, _ in chunks) + verified
         tokens = self._pass_launch.of_requests(len(chunks) + batch_size, new_tokens)
         verify = self._target_pass(tokens, rider.attention, len(chunks) + verified, batch_size, chunks)
-        first_tokens = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
+        first_tokens = self._first_samplings.get(len(chunks))
+        if first_tokens is None:
+            first_tokens = self._first_samplings[len(chunks)] = Pass({"sampling": Line(self._sampling_ns(len(chunks)))})
         passes = [*rider.drafting, verify, *self._host_pass(verify, shape.steps), *rider.after_verify, first_tokens]
         if self._draft is not None and not shape.is_parked:
             passes.append(self._draft.prefill(chunks, batch_size, rider.caught_up_tokens, rider.catch_up_attention))

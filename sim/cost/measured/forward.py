@@ -98,7 +98,7 @@ class MeasuredForward(ForwardCost):
         """
         return max(_at(self._experts, TOKENS, independent), tokens * self._expert_token_ns)
 
-    def lm_head_ns(self, rows: int) -> float:
+    def _logits_ns(self, rows: int) -> float:
         own = self._own_share(rows)
         return max(_at(self._lm_head, TOKENS, own), self._limits.lm_head_ns(own))
 

@@ -31,14 +31,16 @@ class PhysicalLimits:
     def __init__(self, shape: ModelShape, gpu: GPU, parallel: Parallelism) -> None:
         self._shape, self._gpu, self._parallel = shape, gpu, parallel
         self._byte_ns = 1e9 / gpu.memory_bandwidth_bytes_per_s
-        mixers, mlps, experts = [], [], []
+        mixers: list[_Work] = []
+        mlps: list[_Work] = []
+        experts: list[_Work] = []
         for equal in equal_layers(shape, parallel.tensor):
             own = mlps if isinstance(equal.part, Mlp | Experts) else mixers
-            own.append(self._work(equal.products, equal.dtype, equal.count))
+            own.append(self._work(equal.products, equal.dtype, equal.number))
             if isinstance(equal.part, Experts):
-                own.append(self._work([Product(shape.hidden, equal.part.count)], "bf16", equal.count))  # the router
+                own.append(self._work([Product(shape.hidden, equal.part.count)], "bf16", equal.number))  # the router
                 products = equal.part.expert(shape.hidden, parallel.devices // parallel.expert)
-                experts.append(self._work(products, shape.weight_dtype, equal.count))
+                experts.append(self._work(products, shape.weight_dtype, equal.number))
         self._mixers, self._mlps, self._expert = map(_sum, (mixers, mlps, experts))
         self._caches = shape.caches(parallel.tensor)
 

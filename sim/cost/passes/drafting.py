@@ -21,6 +21,7 @@ class DraftPasses:
         self.forward = forward
         self.launch = launch
         self.keeps_warm = keeps_warm
+        self._fusion: tuple[int, int] = draft.fusion_width, -(-forward.shape.hidden // forward.tp)
 
     def of_steps(self, batch_size: int, shape: RoundShape, has_graph: bool = True) -> list[Pass]:
         """Return the S − 1 passes after the first step's drafts, and the tree.
@@ -115,9 +116,7 @@ class DraftPasses:
 
     def _fusion_ns(self, tokens: int) -> float:
         """Return the time of the fully connected layer in front of a head."""
-        if not self.draft.fusion_inputs:
-            return 0.0
-        return self.forward.gemm_ns(tokens, self.draft.fusion_width, -(-self.forward.shape.hidden // self.forward.tp))
+        return self.forward.gemm_ns(tokens, *self._fusion) if self.draft.fusion_inputs else 0.0
 
 
 class MaskedPasses(DraftPasses):

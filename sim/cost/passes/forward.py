@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ class EqualLayers(NamedTuple):
     routed experts.
     """
 
-    count: int
+    number: int
     part: Mixer | Mlp | Experts
     products: tuple[Product, ...]
     dtype: str
@@ -71,15 +72,16 @@ def equal_layers(shape: ModelShape, tp: int, inputs: int = 1) -> list[EqualLayer
 
     `inputs`: the width of the first mixer's input, in hidden sizes.
     """
-    hidden, groups = shape.hidden, []
+    groups: list[EqualLayers] = []
+    hidden = shape.hidden
     mixing, dense = (dtype or shape.weight_dtype for dtype in (shape.attention_dtype, shape.mlp_dtype))
     for mixer, count in shape.mixers:
         small = 3 if isinstance(mixer, Attention) and mixer.qk_norm else 2
         moved = 4 * hidden + 2 * math.ceil(mixer.rotated / tp)
         plain = EqualLayers(count, mixer, mixer.products(hidden, tp), mixing, small, moved, 2)
         if inputs > 1 and not groups:
-            groups.append(plain._replace(count=1, products=mixer.products(hidden, tp, inputs)))
-            plain = plain._replace(count=count - 1)
+            groups.append(plain._replace(number=1, products=mixer.products(hidden, tp, inputs)))
+            plain = plain._replace(number=count - 1)
         groups.append(plain)
     for part, count in shape.mlps:
         routed = isinstance(part, Experts)
@@ -119,7 +121,7 @@ class ForwardCost:
         self.layers: list[EqualLayers] = equal_layers(shape, self.tp, qkv_inputs)
         self.caches: tuple[tuple[Cache, int], ...] = shape.caches(self.tp)
         # Collectives of a pass: one for each mixer and each MLP.
-        self.collectives: int = sum(one.count for one in self.layers)
+        self.collectives: int = sum(one.number for one in self.layers)
         # The context per row at which the lines of `decode_attention` bend: where windows are full.
         self.knee: int = shape.reach or 0
         self._has_experts = bool(shape.moe_layers)
@@ -128,6 +130,7 @@ class ForwardCost:
             _PromptCache.of(cache, count, shape.cache_bytes(cache)) for cache, count in self.caches
         )
         self._layers_cache: dict[int | tuple[int, ExpertRouting], float] = {}
+        self._lm_heads: dict[int, float] = {}
         self._gemms: dict[tuple[int, int, int, float, str], float] = {}
 
     def explain(self) -> list[tuple[str, float | str, str, str]]:
@@ -146,10 +149,10 @@ class ForwardCost:
         """Whether an indexer chooses what attention reads."""
         return any(getattr(mixer, "index", None) is not None for mixer, _ in self.shape.mixers)
 
-    @property
+    @cached_property
     def kernels(self) -> int:
         """Count the kernels that one pass launches, LM head included."""
-        own = sum(one.count * (len(one.products) + one.small_kernels + one.other_kernels) for one in self.layers)
+        own = sum(one.number * (len(one.products) + one.small_kernels + one.other_kernels) for one in self.layers)
         return own + (self.collectives if self.parallel.devices > 1 else 0) + 3
 
     def layers_ns(self, tokens: int, routing: ExpertRouting | None = None) -> float:
@@ -173,7 +176,7 @@ class ForwardCost:
                 products = self._products_ns(own, one.products, one.dtype)
                 if isinstance(one.part, Experts):
                     products = self._routed_ns(own, one.part, routing or ExpertRouting(tokens, tokens)) + products
-                total += one.count * (products + small)
+                total += one.number * (products + small)
             if self.shape.layer_inputs is not None:
                 products = self._products_ns(
                     own, self.shape.layer_inputs.products(self.shape.hidden), self.layers[-1].dtype
@@ -244,6 +247,12 @@ class ForwardCost:
 
     def lm_head_ns(self, rows: int) -> float:
         """Return the time of logits of `rows` tokens, gathered over the group."""
+        found = self._lm_heads.get(rows)
+        if found is None:
+            found = self._lm_heads[rows] = self._logits_ns(rows)
+        return found
+
+    def _logits_ns(self, rows: int) -> float:
         rows = self._own_share(rows)
         local = math.ceil(self.shape.vocab / self.tp)
         product = self.gemm_ns(rows, self.shape.hidden, local, dtype=self.shape.output_dtype)
