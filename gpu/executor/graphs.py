@@ -289,14 +289,12 @@ class RoundGraphs:
         self, keys: Sequence[GraphKey], sampled: bool, outputs: bool, unequal: bool = False, budgets: bool = False
     ) -> None:
         """Let rounds of these keys have graphs, those of sampling batches if `sampled`, those with user
-        outputs if `outputs`, those of rows of unequal lengths if `unequal`. With `budgets` all rounds with drafts have
-        one."""
+        outputs if `outputs`, those of rows of unequal lengths if `unequal`, those with a budget if `budgets`, which
+        come first."""
         self._variants = variants_of(sampled, outputs)
-        self._keys = tuple(keys)
-        if unequal or budgets:
-            packed = tuple(one for key in keys if key.shape.nodes > 1 for one in key.all_packed)
-            equal = tuple(key for key in keys if key.shape.nodes == 1) if budgets else self._keys
-            self._keys = equal + tuple(key._replace(has_budget=budgets) for key in packed)
+        packed = tuple(one for key in keys if key.shape.nodes > 1 for one in key.all_packed)
+        with_budget = tuple(key._replace(has_budget=True) for key in packed)
+        self._keys = (with_budget if budgets else ()) + tuple(keys) + (packed if unequal else ())
         self._table.build(keys, lambda key: key)
         self.are_on = bool(keys)
 

@@ -187,7 +187,7 @@ def graph_bytes(spec: EngineSpec, device: str) -> int:
     if not spec.graph_sizes:
         return 0
     parked = len(spec.graph_sizes) if spec.policy == "goodput" and may_park(spec) else 0
-    per_key = PACKED_PER_KEY if spec.policy == "confidence" else 1
+    per_key = 1 + PACKED_PER_KEY if spec.policy == "confidence" else 1
     plain = (len(spec.draft_shape.graph_keys()) * per_key + parked) * GRAPH_BYTES
     return max(plain, min(plain * len(variants_of()), int(GRAPH_SHARE * total_bytes(device))))
 

@@ -165,6 +165,10 @@ CELLS = {
         "draft",
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 2},
     ),
+    "lengths by confidences": (
+        "eagle3",
+        {"adaptive": '{"1": {"candidate_steps": [1, 2]}}', "policy": "confidence", "max_running": 2},
+    ),
 }
 
 

@@ -295,8 +295,9 @@ def test_a_session_that_is_ready_captures_nothing_more_and_has_served_nothing(na
         {"algorithm": "NGRAM"},
         {"draft": "STANDALONE", "policy": "goodput", "adaptive": "default"},
         {"draft": "EAGLE3", "topk": 2, "num_draft_tokens": 4, "page_size": 4},
+        {"draft": "EAGLE3", "policy": "confidence", "steps": 2},
     ],
-    ids=["look-up", "adaptive", "tree in pages"],
+    ids=["look-up", "adaptive", "tree in pages", "budgets"],
 )
 def test_other_sessions_are_made_ready_too(models, more):
     draft = models[more["draft"]] if "draft" in more else None
