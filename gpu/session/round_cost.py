@@ -14,7 +14,9 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,9 +65,11 @@ def measure_costs(spec: EngineSpec, target: Decoder, draft: DraftModel | None, o
         options = ExecutorOptions(graph_sizes=sizes, graph_sampling=False, graph_outputs=False)
         return build_executor(engine, target, draft, ops, options)
 
-    clock_ns = time.thread_time_ns if target.device.type == "cpu" else time.perf_counter_ns
     measure: Callable[..., Costs] = pass_costs if spec.policy == "confidence" else cost_table
-    return measure(spec, make_executor, clock_ns, positions=target.config.max_position_embeddings)
+    positions = target.config.max_position_embeddings
+    if target.device.type == "cpu":
+        return measure(spec, make_executor, time.thread_time_ns, positions=positions, in_turns=True)
+    return measure(spec, make_executor, positions=positions)
 
 
 def measure_hybrid_costs(spec: EngineSpec, target: Decoder, draft: DraftModel | None, ops: Ops) -> HybridCosts:
@@ -112,23 +116,24 @@ def cost_table(
     clock_ns: Callable[[], int] = time.perf_counter_ns,
     *,
     positions: int,
+    in_turns: bool = False,
 ) -> CostTable:
     """Measure round times at `batch_sizes`, and what a KV token adds at the largest of them.
 
-    The timed requests may be longer than those of the session, up to the model's `positions`. Raises ConfigError if
-    these hold no round.
+    The timed requests may be longer than those of the session, up to the model's `positions`. With `in_turns` all steps
+    of a batch size are measured together, each a round after the other: then what else a machine does concerns all of
+    them alike. It takes a pool for each. Raises ConfigError if the positions hold no round.
     """
     timed = _long_enough(spec, positions)
     candidates = spec.adaptive.candidate_steps
     sizes = batch_sizes(spec)
-    round_ns, kv_token_ps = [], []
-    for steps in candidates:
-        row = [_round_ns(timed, steps, size, SHORT_PROMPT, make_executor, clock_ns) for size in sizes]
-        long = _long_prompt(spec, sizes[-1])
-        longer_ns = _round_ns(timed, steps, sizes[-1], long, make_executor, clock_ns) if long else row[-1]
-        added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
-        round_ns.append(tuple(row))
-        kv_token_ps.append(max(0, (longer_ns - row[-1]) * 1000 // added_tokens))
+    timing = _Timing(timed, make_executor, clock_ns, in_turns)
+    by_size = [timing.rounds_ns([_Cell(steps, size) for steps in candidates]) for size in sizes]
+    long, last = _long_prompt(spec, sizes[-1]), by_size[-1]
+    longer = timing.rounds_ns([_Cell(steps, sizes[-1], long) for steps in candidates]) if long else last
+    added_tokens = sizes[-1] * max(1, long - SHORT_PROMPT)
+    kv_token_ps = [max(0, (more - less) * 1000 // added_tokens) for more, less in zip(longer, last, strict=True)]
+    round_ns = zip(*by_size, strict=True)
     prefill_token_ps = _prefill_token_ps(timed, make_executor, clock_ns) if may_park(spec) else 0
     return CostTable(tuple(candidates), sizes, tuple(round_ns), tuple(kv_token_ps), prefill_token_ps)
 
@@ -139,6 +144,7 @@ def pass_costs(
     clock_ns: Callable[[], int] = time.perf_counter_ns,
     *,
     positions: int,
+    in_turns: bool = False,
 ) -> PassCosts:
     """Measure rounds at `batch_sizes` without a budget, and with the most steps m those with budgets of several sizes:
     what more drafts add is the target's pass over more tokens. All else is drafting, or comes with the rows.
@@ -151,21 +157,25 @@ def pass_costs(
 
     Raises ConfigError as `cost_table` does.
     """
-    timed, rows = _long_enough(spec, positions), batch_sizes(spec)
-    candidates, deepest = spec.adaptive.candidate_steps, spec.max_steps
-
-    def time_of(steps: int, size: int, drafts: int | None = None, prompt_len: int = SHORT_PROMPT) -> int:
-        return _round_ns(timed, steps, size, prompt_len, make_executor, clock_ns, drafts)
-
-    without = {(steps, size): time_of(steps, size) for steps in candidates for size in rows}
-    least = {size: time_of(deepest, size, 0) for size in rows}
-    tokens, verify, budgets = [1], [without.get((0, 1)) or time_of(0, 1)], []
-    for count in _token_sizes(rows, deepest + 1):
-        size = next(size for size in rows if size * (deepest + 1) >= count)
-        round_ns = time_of(deepest, size, count - size)
+    rows, candidates, deepest = batch_sizes(spec), spec.adaptive.candidate_steps, spec.max_steps
+    timing = _Timing(_long_enough(spec, positions), make_executor, clock_ns, in_turns)
+    plain, *counts = _token_sizes(rows, deepest + 1)
+    holding = {count: next(size for size in rows if size * (deepest + 1) >= count) for count in counts}
+    found: dict[_Cell, int] = {}
+    for size in rows:
+        drafts = {0, *(count - size for count in counts if holding[count] == size)} if deepest else set()
+        cells = [_Cell(steps, size) for steps in sorted({0, *candidates} if size == plain else candidates)]
+        cells += [_Cell(deepest, size, drafts=count) for count in sorted(drafts)]
+        found |= zip(cells, timing.rounds_ns(cells), strict=True)
+    without = {(cell.steps, cell.batch_size): ns for cell, ns in found.items() if cell.drafts is None}
+    tokens, verify, budgets = [plain], [without[0, plain]], []
+    for count in counts:
+        size = holding[count]
+        round_ns = found[_Cell(deepest, size, drafts=count - size)]
         if count == size * (deepest + 1):
             budgets.append(round_ns - without[deepest, size])
-        verify.append(max(verify[-1], int(np.interp(size, tokens, verify)) + round_ns - least[size]))
+        added = round_ns - found[_Cell(deepest, size, drafts=0)]
+        verify.append(max(verify[-1], int(np.interp(size, tokens, verify)) + added))
         tokens.append(count)
     draft = [
         tuple(max(0, without[steps, size] - int(np.interp(size + steps * size, tokens, verify))) for size in rows)
@@ -173,10 +183,9 @@ def pass_costs(
     ]
     long = _long_prompt(spec, rows[-1])
     read = rows[-1] * max(1, long - SHORT_PROMPT)
-    slopes = [
-        max(0, (time_of(steps, rows[-1], None, long) - without[steps, rows[-1]]) * 1000 // read) if long else 0
-        for steps in (candidates[0], deepest)
-    ]
+    ends = candidates[0], deepest
+    longer = timing.rounds_ns([_Cell(steps, rows[-1], long) for steps in ends]) if long else [0, 0]
+    slopes = [max(0, (ns - without[n, rows[-1]]) * 1000 // read) for n, ns in zip(ends, longer, strict=True)]
     kv_token_ps = np.interp(candidates, (candidates[0], deepest), slopes).astype(np.int64).tolist()
     captured = 0 if spec.graph_sizes is None else tokens[-1]
     budget_ns = max(1, int(np.median(budgets))) if budgets else 1
@@ -185,13 +194,11 @@ def pass_costs(
 
 
 def _token_sizes(rows: Sequence[int], nodes: int) -> list[int]:
-    """Return how many tokens a pass has for which times are measured: 2, 3, 4, 6, 8, 12, … up to those of all rows, and
-    all tokens of each number of rows."""
-    if nodes == 1:
-        return []
-    most = rows[-1] * nodes
+    """Return how many tokens a pass has for which times are measured: 1, 2, 3, 4, 6, 8, 12, … up to those of all rows,
+    and all tokens of each number of rows."""
+    most = rows[-1] * nodes if nodes > 1 else 1
     sizes = {size for bits in range(1, most.bit_length() + 1) for size in (1 << bits, 3 << (bits - 1)) if size < most}
-    return sorted(sizes | {size * nodes for size in rows})
+    return sorted(sizes | {1} | {size * nodes for size in rows if nodes > 1})
 
 
 def _long_enough(spec: EngineSpec, positions: int) -> EngineSpec:
@@ -238,41 +245,57 @@ def _long_prompt(spec: EngineSpec, batch_size: int) -> int:
     return longest if longest >= 4 * SHORT_PROMPT else 0
 
 
-def _round_ns(
-    spec: EngineSpec,
-    steps: int,
-    batch_size: int,
-    prompt_len: int,
-    make_executor: MakeExecutor,
-    clock_ns: Callable[[], int],
-    drafts: int | None = None,
-) -> int:
-    """Return the median time of one round, from plan to commit; of 0 steps with a parked draft, if it can be. `drafts`:
-    how many of them a budget lets the device verify, of all rows."""
-    engine = _engine_alone(spec, steps, batch_size, prompt_len)
-    if steps == 0 and spec.policy == "goodput" and may_park(spec):
-        engine.controller.policy.parking = always_parked()
-    if steps and drafts is not None:
-        budget = DraftBudget(drafts, FIRST_SLOPE, (FIRST_BIAS,) * steps)
-        engine.rounds.budget_for = lambda shape: budget
-    driver = Driver(engine, make_executor(engine), clock_ns)
-    prompt = Prompt.of_tokens(np.zeros(prompt_len, dtype=np.int64))
-    for number in range(batch_size):
-        driver.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)))
-    times: list[int] = []
-    while len(times) < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
-        begin = clock_ns()
-        (step,) = driver.plan()
-        driver.commit()
-        if step.prefill is None and step.decode is not None and len(step.decode.rows) == batch_size:
-            times.append(clock_ns() - begin)
-    if not times:
-        message = (
-            f"{spec.policy} measures rounds after {prompt_len} tokens, and a context of {spec.config.context_len} "
-            "holds none"
-        )
-        raise ConfigError.of("<arguments>", "policy", f"{message}; choose ema")
-    return _median(times)
+class _Cell(NamedTuple):
+    """The rounds that are timed together. `drafts`: how many a budget lets the device verify, of all rows; None: there
+    is no budget."""
+
+    steps: int
+    batch_size: int
+    prompt_len: int = SHORT_PROMPT
+    drafts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """Times rounds of engines like that of `spec`; the cells of one call in turns, or one after the other."""
+
+    spec: EngineSpec
+    make_executor: MakeExecutor
+    clock_ns: Callable[[], int]
+    in_turns: bool
+
+    def rounds_ns(self, cells: Sequence[_Cell]) -> list[int]:
+        """Return the median time of one round of each cell, from plan to commit; of 0 steps with a parked draft, if
+        goodput can park it. Raises ConfigError if no round fits."""
+        if not self.in_turns:
+            return [_median(list(self._rounds(cell))) for cell in cells]
+        times = zip_longest(*map(self._rounds, cells))
+        return [_median([ns for ns in column if ns is not None]) for column in zip(*times, strict=True)]
+
+    def _rounds(self, cell: _Cell) -> Iterator[int]:
+        spec, steps, batch_size, clock_ns = self.spec, cell.steps, cell.batch_size, self.clock_ns
+        engine = _engine_alone(spec, steps, batch_size, cell.prompt_len)
+        if steps == 0 and spec.policy == "goodput" and may_park(spec):
+            engine.controller.policy.parking = always_parked()
+        if steps and cell.drafts is not None:
+            budget = DraftBudget(cell.drafts, FIRST_SLOPE, (FIRST_BIAS,) * steps)
+            engine.rounds.budget_for = lambda shape: budget
+        driver = Driver(engine, self.make_executor(engine), clock_ns)
+        prompt = Prompt.of_tokens(np.zeros(cell.prompt_len, dtype=np.int64))
+        for number in range(batch_size):
+            driver.submit(Request(f"timing {number}", prompt, _rounds_reach(spec)))
+        count = 0
+        while count < WARM_UP_ROUNDS + TIMED_ROUNDS and not engine.is_idle:
+            begin = clock_ns()
+            (step,) = driver.plan()
+            driver.commit()
+            if step.prefill is None and step.decode is not None and len(step.decode.rows) == batch_size:
+                count += 1
+                yield clock_ns() - begin
+        if not count:
+            message = f"{spec.policy} measures rounds after {cell.prompt_len} tokens, and a context of"
+            message = f"{message} {spec.config.context_len} holds none; choose ema"
+            raise ConfigError.of("<arguments>", "policy", message)
 
 
 def _prefill_token_ps(spec: EngineSpec, make_executor: MakeExecutor, clock_ns: Callable[[], int]) -> int:
