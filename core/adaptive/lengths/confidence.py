@@ -155,12 +155,13 @@ class ConfidencePolicy(RowBudgets):
         self._steps = depth if initial_steps is None else initial_steps
         self._candidates = np.array(self.config.candidate_steps)
         self._budgets: dict[int, int] = dict.fromkeys(self.config.candidate_steps, 0)
-        # By candidate: the tokens per ns of the best budget over those of a round without one, on average of late.
-        self._gains = np.zeros(len(self._candidates))
+        # By candidate, on average of late: the tokens per ns of the best budget, and those over a round without one.
+        self._rates, self._gains = np.zeros((2, len(self._candidates)))
         self._since_look = 0
         self._rest, self._pause, self._rested_rows = 0, FIRST_REST, 0
         self._weighed_rows = 0
-        self._is_informed = False  # whether a result had confidences since the last rest
+        self._may_rest = costs.budget_ns > 0
+        self._is_informed = not self._may_rest  # whether a result had confidences since the last rest
         self._whole = _WholeRounds(depth)
         self._times = _Times(costs, self.config.candidate_steps)
         self._mixed = 0.0  # share of rounds with prompts beside them, of late
@@ -192,7 +193,7 @@ class ConfidencePolicy(RowBudgets):
             "invalid": self.num_invalid,
             "since": self._since_look,
         }
-        state["gains"] = self._gains.tolist()
+        state["rates"] = [self._rates.tolist(), self._gains.tolist()]
         state["rest"] = [self._rest, self._pause, self._rested_rows, self._weighed_rows, self._is_informed]
         state["mixed"] = self._mixed
         state["whole"] = self._whole.snapshot()
@@ -212,27 +213,34 @@ class ConfidencePolicy(RowBudgets):
         else:  # all drafts are verified
             self._budgets = dict.fromkeys(self._budgets, bs * self._depth)
         if (self._is_informed or self._rest) and not self._is_new:
-            whole = self._whole.tokens(bs)[self._candidates] / self._times.of_rounds(bs, kv_tokens)
-            best = int((whole if self._rest else whole * np.maximum(self._gains, 1.0)).argmax())
+            best = int(self._rates_of(bs, kv_tokens).argmax())
             chosen = self.config.candidate_steps[best]
         self._since_look = 0 if chosen == self._depth else self._since_look + 1
         if self._rest:
             pass
         elif self._since_look >= ROUNDS_PER_LOOK or self._is_new:
             chosen, self._since_look = self._depth, 0
-        elif self._is_informed and self.costs.budget_ns:
+        elif self._is_informed and self._may_rest:
             self._rest_if_better(best, bs)
         self.switches += chosen != self._steps
         self._steps = chosen
 
+    def _rates_of(self, bs: int, kv_tokens: int) -> Float64Array:
+        """Return by which rates the steps are chosen, by candidate. A choice among many noisy rates takes the one that
+        is too high by chance, so these are averages."""
+        if not self._may_rest:
+            return self._rates
+        whole = self._whole.tokens(bs)[self._candidates] / self._times.of_rounds(bs, kv_tokens)
+        return whole if self._rest else np.asarray(whole * np.maximum(self._gains, 1.0), dtype=np.float64)
+
     @property
     def _is_new(self) -> bool:
-        return self.costs.budget_ns > 0 and self._whole.num_deepest < ROWS_TO_KNOW
+        return self._may_rest and self._whole.num_deepest < ROWS_TO_KNOW
 
     def _weigh(self, survival: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None) -> None:
         """Set the best budgets, and note by how much these beat rounds that verify all drafts."""
         bs, share = len(survival), RATE_SHARE if self._gains.any() else 1.0
-        survival = self._whole.corrected(survival, share)
+        survival = self._whole.corrected(survival, share) if self._may_rest else survival
         order = np.argsort(-survival.ravel(), kind="stable")
         taken = order % self._depth < self._candidates[:, None] if self._depth else np.zeros((1, 0), bool)
         if most_drafts is not None and self._depth:
@@ -243,10 +251,9 @@ class ConfidencePolicy(RowBudgets):
         drafting, alone, eager = self._times.of(bs, kv_tokens, sizes)
         best = (tokens / (drafting + alone + self._mixed * (eager - alone))).argmax(axis=1)
         self._budgets = dict(zip(self.config.candidate_steps, (np.diagonal(sizes[:, best]) - bs).tolist(), strict=True))
-        # A choice among many noisy gains takes the one that is too high by chance: their averages are compared.
         with_budget = (tokens / (drafting + alone + self.costs.budget_ns)).max(axis=1)
-        gains = with_budget * (drafting + alone)[:, -1] / tokens[:, -1]
-        self._gains += share * (gains - self._gains)
+        self._rates += share * (with_budget - self._rates)
+        self._gains += share * (with_budget * (drafting + alone)[:, -1] / tokens[:, -1] - self._gains)
 
     def _rest_if_better(self, index: int, bs: int) -> None:
         """Let the next rounds verify all drafts without a budget, where that pays; ever longer while it does."""
@@ -303,7 +310,7 @@ class ConfidencePolicy(RowBudgets):
             acceptance_of(confidence[kept], self.curve.slope, self.curve.biases).mean(axis=0) - self._mean[:steps]
         )
         self.curve.add(confidence[kept], nodes[kept], lens[kept])
-        if not self.costs.budget_ns:
+        if not self._may_rest:
             return
         if (nodes[kept] > steps).all():
             self._whole.add(np.bincount(lens[kept] - 1, minlength=steps + 1).tolist())
