@@ -335,6 +335,7 @@ def _engine_alone(spec: EngineSpec, steps: int, batch_size: int, prompt_len: int
         decodes_text=False,
     ).with_config(
         num_pages=batch_size * _request_slots(spec, prompt_len) // spec.config.page_size + 1,
+        chunk_size=max(spec.config.chunk_size, prompt_len),
         overlap=False,
         mode_reason="timing",
         multi_step_rounds=1,

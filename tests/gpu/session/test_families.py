@@ -18,6 +18,15 @@ from small_checkpoint import write_head, write_target
 
 LINES = ['{"prompt": "def add(a, b):", "max_tokens": 20}', '{"tokens": [5, 6, 7], "max_tokens": 12}']
 
+BY_CONFIDENCE: dict[str, dict] = {
+    "EAGLE3, by confidence": {
+        "policy": "confidence",
+        "adaptive": '{"1": {"candidate_steps": [1, 2]}}',
+        "max_running": 2,
+    },
+    "itself, by confidence": {"policy": "confidence", "steps": 2, "max_running": 2},
+}
+
 
 def test_every_family_is_here():
     assert {family_of(label) for label in SHAPES} == set(DECODED)
@@ -60,10 +69,10 @@ def test_text_with_any_draft_is_the_plain_text(label: str, tmp_path: Path):
         return [outputs, alone], session.stats().accept_length, session.own_executor.counters.rounds
 
     plain, *_ = run()
-    for name, options in DRAFTS.items():
+    for name, options in (DRAFTS | BY_CONFIDENCE).items():
         draft = {"draft": target} if name.startswith("itself") else {}
         if name.startswith("EAGLE"):
-            draft = {"draft": write_head(tmp_path / name, name)}
+            draft = {"draft": write_head(tmp_path / name, name.partition(",")[0])}
         same, accept_length, rounds = run(**options, **draft)
         assert same == plain, name
         if name == ITSELF:

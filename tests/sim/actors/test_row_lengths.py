@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import foredraft
 import numpy as np
 import pytest
 from foredraft.core.contract.events import Committed, Planned
@@ -199,6 +201,18 @@ def test_confidence_verifies_what_is_worth_its_time(mode: str):
     assert any(len(set(result.row_nodes[0].tolist())) > 2 for _, result in rounds)
     ends = {policy: max(one.now_ns for one in events if isinstance(one, Committed)) for policy, events in runs.items()}
     assert ends["confidence"] < ends["fixed"]
+
+
+@pytest.mark.ci
+def test_the_policy_is_as_fast_as_its_table_says():
+    """The row of 8 clients of docs/frontier.md: five fixed steps, and the steps of the policy's own choice."""
+    text = (Path(__file__).parents[3] / "docs/frontier.md").read_text(encoding="utf-8")
+    head, *rows = re.findall(r"^\| (?:clients|\d+) \|.*", text[text.index("| clients |") :], re.MULTILINE)
+    told = dict(zip(head.split(" | "), next(row for row in rows if row.startswith("| 8 |")).split(" | "), strict=True))
+    load = {"workload": {"concurrency": 8, "num_requests": 32, "output": {"mean": 256}}, "seed": 5}
+    for column, chosen in (("5", {"policy": "fixed", "steps": 5}), ("own choice", {"policy": "confidence"})):
+        found = foredraft.simulate(load | {"speculation": {"algorithm": "EAGLE3", **chosen}}).summary
+        assert found["output_throughput"] == pytest.approx(float(told[column].replace(",", "")), rel=0.01), column
 
 
 def test_a_log_of_chosen_lengths_replays(tmp_path: Path):
