@@ -41,6 +41,7 @@ LABELS_PER_UPDATE = 200  # where rounds with confidences are rare
 RIDGE = 1e-3
 DAMPING = 50  # labels at which half of a Newton step is taken
 ROUNDS_PER_LOOK = 200  # of fewer steps than the most, before one with the most measures all positions again
+LOOK_SHARE = 0.004  # of the time may go into such rounds
 PROMPT_SHARE = 0.02  # of the newest round in the share of rounds with prompts beside them
 FIRST_REST, LONGEST_REST = 8, 128  # rounds without a budget, before one with it shows whether that is still right
 ROWS_TO_KNOW = 24  # that verify the most steps before fewer may be chosen, where rounds without a budget may be
@@ -218,12 +219,23 @@ class ConfidencePolicy(RowBudgets):
         self._since_look = 0 if chosen == self._depth else self._since_look + 1
         if self._rest:
             pass
-        elif self._since_look >= ROUNDS_PER_LOOK or self._is_new:
+        elif self._is_new or self._is_look_due(bs, kv_tokens, chosen):
             chosen, self._since_look = self._depth, 0
+        elif not chosen and not self._is_informed:  # nothing is drafted, so no confidences can come
+            self._rest, self._rested_rows = self._pause, bs
         elif self._is_informed and self._may_rest:
             self._rest_if_better(best, bs)
         self.switches += chosen != self._steps
         self._steps = chosen
+
+    def _is_look_due(self, bs: int, kv_tokens: int, steps: int) -> bool:
+        """Return whether a round should draft the most steps; where costs are measured, if that costs a small share of
+        the rounds since the last one."""
+        if self._since_look < ROUNDS_PER_LOOK or not self._may_rest:
+            return self._since_look >= ROUNDS_PER_LOOK
+        times = self._times.of_rounds(bs, kv_tokens)
+        usual = times[self.config.candidate_steps.index(steps)]
+        return bool(times[-1] - usual <= LOOK_SHARE * self._since_look * usual)
 
     def _rates_of(self, bs: int, kv_tokens: int) -> Float64Array:
         """Return by which rates the steps are chosen, by candidate. A choice among many noisy rates takes the one that
