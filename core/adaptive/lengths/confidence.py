@@ -100,8 +100,9 @@ class AcceptanceCurve:
         moved_slope = self.slope + float(slope) * total / (total + DAMPING)
         if not moved_slope >= 0:  # also where it is no number
             moved_slope = self.slope
-        slope, self.slope = min(moved_slope, MOST_SLOPE) - self.slope, round(min(moved_slope, MOST_SLOPE), _DECIMALS)
-        biases = (self._gradient - self._mixed * slope) / pivots * self._labels / (self._labels + DAMPING)
+        moved_slope = min(moved_slope, MOST_SLOPE)
+        change, self.slope = moved_slope - self.slope, round(moved_slope, _DECIMALS)
+        biases = (self._gradient - self._mixed * change) / pivots * self._labels / (self._labels + DAMPING)
         moved = np.array(self.biases) + np.where(np.isfinite(biases), biases, 0.0)
         self.biases = tuple(np.round(np.clip(moved, -MOST_BIAS, MOST_BIAS), _DECIMALS).tolist())
         self.num_updates += 1
