@@ -2,8 +2,8 @@
 
 Decoding multiplies a few rows with every matrix, which takes as long as the matrices take to be read; what is lost
 beside is the overhead of calls. So a layer is six calls of these kernels: norm and product, rotation, attention,
-product and sum, norm and product, gate and product. Weights lie as they are stored, [out, in]; bfloat16 and 8-bit
-integers are widened in registers.
+product and sum, norm and product, gate and product. Weights lie as they are stored, [out, in]; bfloat16 is widened in
+registers, 8-bit integers are multiplied as integers.
 
 Numba keeps what it has compiled in `__pycache__` beside this file, or in the user's cache if that is read-only. Sums
 may be in another order than written; nothing else of IEEE arithmetic is relaxed, so NaN stays NaN.
@@ -13,20 +13,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 try:
     import numba
+    from numba.core import cgutils
+    from numba.core.cgutils import ir
+    from numba.core.codegen import get_host_cpu_features
     from numba.extending import overload
 except ImportError:  # a machine that only uses its GPU may lack it
     numba = None
 
 HAS_NUMBA = numba is not None
-MAX_TOKENS = 32
+MAX_TOKENS = 128
 """Of a pass that runs in these kernels. More rows are multiplied faster by a library of matrix products."""
+
+FEATURES = (numba.config.CPU_FEATURES or get_host_cpu_features()).split(",") if HAS_NUMBA else []
+HAS_WIDE_VECTORS = "+avx512bw" in FEATURES
+# LLVM's name of the instruction that multiplies vectors of 16-bit integers and adds neighbours; "": there is none.
+PAIRS_OF_PRODUCTS = "llvm.x86.avx2.pmadd.wd" if "+avx2" in FEATURES else ""
+if HAS_WIDE_VECTORS:
+    PAIRS_OF_PRODUCTS = "llvm.x86.avx512.pmaddw.d.512"
+VECTOR_BYTES = 64 if HAS_WIDE_VECTORS else 32
+OUTPUTS_OF_FOUR = 4 if HAS_WIDE_VECTORS else 3  # of a tile of four rows: as many sums as there are registers for
+MOST_SUM, LEAST = 2.1e9, np.float32(1e-30)  # of 32 bits, less what rounding adds; below it a row is 0
 
 FORMULAS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 
@@ -44,6 +56,10 @@ def _exponential(x):
 
 
 def _wide(value):
+    raise AssertionError("only called from kernels")
+
+
+def _products(x, w, out):
     raise AssertionError("only called from kernels")
 
 
@@ -70,15 +86,134 @@ def _single_exponential(x):
     return total * np.int32(exponent << 23).view(np.float32)
 
 
+class TileBuilder:
+    """Writes a tile of products for LLVM: `arrays` of Numba are x [n, I], w [O, I] and out [n, O]."""
+
+    def __init__(self, context, b, kinds, arrays) -> None:
+        self.b, self.int32, self.number = b, ir.IntType(32), ir.IntType(64)
+        made = [context.make_array(kind)(context, b, array) for kind, array in zip(kinds, arrays, strict=True)]
+        self.x, self.w, self.out = (one.data for one in made)
+        self.of_x, self.of_w, self.of_out = (context.get_data_type(kind.dtype) for kind in kinds)
+        (self.n, self.size), self.num_outputs = (
+            cgutils.unpack_tuple(b, made[0].shape),
+            b.extract_value(made[1].shape, 0),
+        )
+        self.lanes = VECTOR_BYTES * 8 // kinds[0].dtype.bitwidth
+        self.is_integer = isinstance(self.of_x, ir.IntType)
+        self.values = ir.VectorType(self.of_x, self.lanes)
+        self.sums = ir.VectorType(self.int32, self.lanes // 2) if self.is_integer else self.values
+
+    def place(self, first, step, index: int, end):
+        """Return first + step · index, at most the last before `end`."""
+        found, last = self.b.add(first, self.b.mul(step, self.number(index))), self.b.sub(end, self.number(1))
+        return self.b.select(self.b.icmp_signed("<", found, last), found, last)
+
+    def row(self, matrix, number, width):
+        return self.b.gep(matrix, [self.b.mul(number, width)])
+
+    def read(self, row, i, of):
+        pointer = self.b.bitcast(self.b.gep(row, [i]), ir.VectorType(of, self.lanes).as_pointer())
+        return self.b.load(pointer, align=1)
+
+    def call(self, name: str, result, *values, **options):
+        kind = ir.FunctionType(result, [value.type for value in values])
+        return self.b.call(cgutils.get_or_insert_function(self.b.module, kind, name), values, **options)
+
+    def fetch(self, row, i, ahead: int) -> None:
+        """Fetch what lies `ahead` bytes behind element i into the second cache."""
+        place = self.b.bitcast(self.b.gep(row, [i]), ir.IntType(8).as_pointer())
+        flags = (self.int32(flag) for flag in (0, 2, 1))  # a read, into the second cache, of data
+        self.call("llvm.prefetch.p0", ir.VoidType(), self.b.gep(place, [self.number(ahead)]), *flags)
+
+    def weights(self, row, i):
+        """Return weights from element i on, as wide as the values that they are multiplied with."""
+        found = self.read(row, i, self.of_w)
+        if self.is_integer:
+            return self.b.sext(found, self.values)
+        if self.of_w == self.of_x:
+            return found
+        wide = ir.VectorType(self.int32, self.lanes)  # of bfloat16
+        return self.b.bitcast(self.b.shl(self.b.zext(found, wide), wide([16] * self.lanes)), self.values)
+
+    def added(self, total, weights, values):
+        """Return a vector of sums with the products of these."""
+        if not self.is_integer:
+            fused = {"flags": ("contract",)}
+            return self.b.fadd(total, self.b.fmul(weights, values, **fused), **fused)
+        if PAIRS_OF_PRODUCTS:
+            return self.b.add(total, self.call(PAIRS_OF_PRODUCTS, self.sums, weights, values))
+        for odd in range(2):
+            places = ir.VectorType(self.int32, self.lanes // 2)(list(range(odd, self.lanes, 2)))
+            halves = [self.b.sext(self.b.shuffle_vector(one, one, places), self.sums) for one in (weights, values)]
+            total = self.b.add(total, self.b.mul(*halves))
+        return total
+
+    def sum_of(self, total):
+        """Return the sum of a vector of sums."""
+        if self.is_integer:
+            return self.call(f"llvm.vector.reduce.add.v{total.type.count}i32", self.int32, total)
+        name = f"llvm.vector.reduce.fadd.v{self.lanes}{'f32' if self.of_x == ir.FloatType() else 'f64'}"
+        return self.call(name, self.of_out, self.of_out(0.0), total, fastmath=("reassoc",))
+
+
+def tile(rows: int, outputs: int, ahead: int = 0) -> Callable[..., None]:
+    """Return a function of kernels that sums `outputs` outputs of `rows` rows at once, in as many vectors, so that a
+    weight is read once for all of these rows: f(x, w, out, r, o, apart) sets out[r + …, o + … · apart] to the products
+    of whole vectors of x [n, I] and w [O, I]. Past the last row or output the last one is summed again.
+
+    Integers, x int16 and w int8, are multiplied in pairs (pmaddwd, or vpdpwssd of VNNI); their sums wrap in 32 bits.
+    `ahead`: so many bytes further on each weight is fetched into the second cache, since several rows of arithmetic
+    leave the processor no room to read ahead.
+    """
+    if numba is None:
+        return _products
+
+    def build(context, b, signature, arguments):
+        to = TileBuilder(context, b, signature.args[:3], arguments[:3])
+        r, o, apart = arguments[3:]
+        row_numbers = [to.place(r, to.number(1), k, to.n) for k in range(rows)]
+        places = [to.place(o, apart, j, to.num_outputs) for j in range(outputs)]
+        x_rows = [to.row(to.x, k, to.size) for k in row_numbers]
+        w_rows = [to.row(to.w, j, to.size) for j in places]
+        totals = [[cgutils.alloca_once_value(b, to.sums(None)) for _ in places] for _ in row_numbers]
+        end = b.sub(to.size, b.urem(to.size, to.number(to.lanes)))
+        with cgutils.for_range_slice(b, to.number(0), end, to.number(to.lanes), to.number) as (i, _):
+            values = [to.read(row, i, to.of_x) for row in x_rows]
+            for j, row in enumerate(w_rows):
+                if ahead:
+                    to.fetch(row, i, ahead)
+                weights = to.weights(row, i)
+                for value, of_row in zip(values, totals, strict=True):
+                    b.store(to.added(b.load(of_row[j]), weights, value), of_row[j])
+        for k, of_row in zip(row_numbers, totals, strict=True):
+            for j, total in zip(places, of_row, strict=True):
+                b.store(to.sum_of(b.load(total)), b.gep(to.row(to.out, k, to.num_outputs), [j]))
+        return context.get_dummy_value()
+
+    def summed(typing, x, w, out, r, o, apart):
+        kinds = (x, w, out)
+        assert all(one.layout == "C" for one in kinds), "rows without gaps"
+        return numba.types.none(*kinds, *[numba.types.int64] * 3), build
+
+    return numba.extending.intrinsic(summed)
+
+
+tile_of_one, tile_of_two = tile(1, 4), tile(2, 4, 2048)
+tile_of_four = tile(4, OUTPUTS_OF_FOUR, 2048)
+
 if numba is not None:
 
     @overload(_wide, jit_options=FORMULAS, inline="always")
     def _wide_of(value):
         if value == numba.types.uint16:
             return _of_bfloat16
-        if value == numba.types.int8:
-            return lambda value: np.float32(value)
         return lambda value: value
+
+    @overload(_products, jit_options=FORMULAS)
+    def _products_of(x, w, out):
+        if w.dtype == numba.types.int8:
+            return lambda x, w, out: integer_products(x, w, out)
+        return lambda x, w, out: products(x, w, out)
 
     @overload(_exponential, jit_options=FORMULAS, inline="always")
     def _exponential_of(x):
@@ -91,19 +226,12 @@ if numba is not None:
 def multiply(x, w, scales, bias, adds, out):
     """Set out [n, O], or with `adds` increase it by, x [n, I] · (w · scales)ᵀ + bias.
 
-    w [O, I] floats, bfloat16 as uint16, or int8; scales and bias [O] or empty. Four outputs of one or two rows or three
-    of four are summed at once, in as many registers as there are, so that a weight is read once for all of these rows.
-    The outputs lie far apart: memory is read faster in several streams. Past the last row or output the last one is
-    summed again. No function with arrays is called in a loop, since each call passes thirty arguments for them.
+    w [O, I] floats, bfloat16 as uint16, or int8, for which rows of float32 are rounded to 16 bits; scales and bias [O]
+    or empty. No function with arrays is called in a loop, since each call passes thirty arguments for them.
     """
     n, num_outputs = out.shape
     totals = np.empty_like(out) if adds else out
-    if n == 1:
-        one_row(x, w, totals)
-    elif n == 2:
-        two_rows(x, w, totals)
-    else:
-        four_rows(x, w, totals)
+    _products(x, w, totals)
     for r in range(n):
         if scales.size:
             for o in range(num_outputs):
@@ -117,74 +245,57 @@ def multiply(x, w, scales, bias, adds, out):
 
 
 @compiled
-def one_row(x, w, out):
-    """Set out [1, O] to x [1, I] · wᵀ."""
-    last = w.shape[0] - 1
-    apart = last // 4 + 1
-    for o in range(apart):
-        o2, o3, o4 = min(o + apart, last), min(o + 2 * apart, last), min(o + 3 * apart, last)
-        a = b = c = d = x.dtype.type(0)
-        for i in range(x.shape[1]):
-            value = x[0, i]
-            a += _wide(w[o, i]) * value
-            b += _wide(w[o2, i]) * value
-            c += _wide(w[o3, i]) * value
-            d += _wide(w[o4, i]) * value
-        out[0, o], out[0, o2], out[0, o3], out[0, o4] = a, b, c, d
+def products(x, w, out):
+    """Set out [n, O] to x [n, I] · wᵀ, tile after tile. The outputs of a tile lie far apart: memory is read faster in
+    several streams."""
+    n, num_outputs, size = x.shape[0], w.shape[0], x.shape[1]
+    apart = (num_outputs - 1) // 4 + 1
+    if n == 1:
+        for o in range(apart):
+            tile_of_one(x, w, out, 0, o, apart)
+    elif n == 2:
+        for o in range(apart):
+            tile_of_two(x, w, out, 0, o, apart)
+    else:
+        apart = (num_outputs - 1) // OUTPUTS_OF_FOUR + 1
+        for o in range(apart):
+            for r in range(0, n, 4):
+                tile_of_four(x, w, out, r, o, apart)
+    for i in range(size - size % (VECTOR_BYTES // x.itemsize), size):  # what fills no vector
+        for r in range(n):
+            for o in range(num_outputs):
+                out[r, o] += out.dtype.type(x[r, i]) * out.dtype.type(_wide(w[o, i]))
 
 
 @compiled
-def two_rows(x, w, out):
-    """Set out [2, O] to x [2, I] · wᵀ."""
-    last = w.shape[0] - 1
-    apart = last // 4 + 1
-    for o in range(apart):
-        o2, o3, o4 = min(o + apart, last), min(o + 2 * apart, last), min(o + 3 * apart, last)
-        a1 = a2 = b1 = b2 = c1 = c2 = d1 = d2 = x.dtype.type(0)
-        for i in range(x.shape[1]):
-            x1, x2 = x[0, i], x[1, i]
-            a, b, c, d = _wide(w[o, i]), _wide(w[o2, i]), _wide(w[o3, i]), _wide(w[o4, i])
-            a1 += a * x1
-            a2 += a * x2
-            b1 += b * x1
-            b2 += b * x2
-            c1 += c * x1
-            c2 += c * x2
-            d1 += d * x1
-            d2 += d * x2
-        out[0, o], out[0, o2], out[0, o3], out[0, o4] = a1, b1, c1, d1
-        out[1, o], out[1, o2], out[1, o3], out[1, o4] = a2, b2, c2, d2
+def integer_products(x, w, out):
+    """Set out float32 [n, O] to x float32 [n, I] · wᵀ of int8, each row of x rounded to 16 bits with a step of its own.
 
-
-@compiled
-def four_rows(x, w, out):
-    """Set out [n, O] to x [n, I] · wᵀ, four rows after four."""
-    end, last = x.shape[0] - 1, w.shape[0] - 1
-    apart = last // 3 + 1
-    for o in range(apart):
-        o2, o3 = min(o + apart, last), min(o + 2 * apart, last)
-        for r in range(0, end + 1, 4):
-            r2, r3, r4 = min(r + 1, end), min(r + 2, end), min(r + 3, end)
-            a1 = a2 = a3 = a4 = b1 = b2 = b3 = b4 = c1 = c2 = c3 = c4 = x.dtype.type(0)
-            for i in range(x.shape[1]):
-                a, b, c = _wide(w[o, i]), _wide(w[o2, i]), _wide(w[o3, i])
-                x1, x2, x3, x4 = x[r, i], x[r2, i], x[r3, i], x[r4, i]
-                a1 += a * x1
-                b1 += b * x1
-                c1 += c * x1
-                a2 += a * x2
-                b2 += b * x2
-                c2 += c * x2
-                a3 += a * x3
-                b3 += b * x3
-                c3 += c * x3
-                a4 += a * x4
-                b4 += b * x4
-                c4 += c * x4
-            out[r, o], out[r, o2], out[r, o3] = a1, b1, c1
-            out[r2, o], out[r2, o2], out[r2, o3] = a2, b2, c2
-            out[r3, o], out[r3, o2], out[r3, o3] = a3, b3, c3
-            out[r4, o], out[r4, o2], out[r4, o3] = a4, b4, c4
+    Sums are exact, so that a row does not depend on the rows beside it. A step is so large that no sum leaves 32 bits:
+    it is at most the product of both norms. A row that is not finite becomes NaN.
+    """
+    n, size = x.shape
+    rows, steps = np.empty((n, size), np.int16), np.empty(n, np.float32)
+    for r in range(n):
+        greatest, squares = np.float32(0), np.float32(0)
+        for i in range(size):
+            greatest = max(greatest, abs(x[r, i]))
+        unit = np.float32(1) / max(greatest, LEAST)
+        for i in range(size):
+            squares += (x[r, i] * unit) * (x[r, i] * unit)
+        most = np.float32(MOST_SUM / 127) / np.sqrt(squares * np.float32(size) + LEAST)
+        most = np.floor(min(np.float32(32767), most))  # the row's greatest number is exact
+        if squares <= np.float32(2 * size):  # not of NaN
+            steps[r], factor = max(greatest, LEAST) / most, most * unit
+            for i in range(size):
+                rows[r, i] = np.int16(np.floor(x[r, i] * factor + np.float32(0.5)))
+        else:
+            steps[r], rows[r] = np.nan, 0
+    sums = np.empty(out.shape, np.int32)
+    products(rows, w, sums)
+    for r in range(n):
+        for o in range(out.shape[1]):
+            out[r, o] = np.float32(sums[r, o]) * steps[r]
 
 
 @compiled
@@ -315,63 +426,3 @@ def list_keys(table, keys, nodes, t, window, places):
                 places[count] = -1 - (first + node)
                 count += 1
     return count
-
-
-BUCKETS, BUCKETS_PER_UNIT = 2048, 64  # of logits, by how far they are below the greatest
-SORTED = 4096  # tokens of a row, at most
-
-
-@compiled
-def keep_front(logits, masses, limits, shares, totals):
-    """Set masses [n, V] to 0 behind the last token that top-k and top-p keep, in the order of `target_probs`.
-
-    limits int64 [n]: the most tokens of a row; shares float64 [n]: of their mass, what is kept at least; totals float64
-    [n]: the mass of all tokens. Of many kept tokens none is sorted but those of the bucket with the last one.
-    """
-    vocab, of = logits.shape[1], logits.dtype.type
-    buckets = np.empty(vocab, np.int32)
-    for r in range(len(limits)):
-        row, mass, greatest = logits[r], masses[r], of(-np.inf)
-        for i in range(vocab):
-            greatest = max(greatest, row[i])
-        for i in range(vocab):
-            buckets[i] = np.int32(min((greatest - row[i]) * of(BUCKETS_PER_UNIT), of(BUCKETS - 1)))
-        counts, sums, front = np.zeros(BUCKETS, np.int64), np.zeros(BUCKETS, np.float64), totals[r]
-        for i in range(vocab):
-            counts[buckets[i]] += 1
-            sums[buckets[i]] += mass[i]
-        least, last = of(-np.inf), vocab
-        if limits[r] < vocab:
-            least, last, front = last_of_front(row, mass, buckets, counts, sums, limits[r], np.inf)
-        if shares[r] < 1.0:
-            wanted = shares[r] * front
-            least, last, front = last_of_front(row, mass, buckets, counts, sums, limits[r], wanted)
-        for i in range(vocab):
-            mass[i] = mass[i] if row[i] >= least else of(0)
-        for i in range(last + 1, vocab):
-            mass[i] = of(0) if row[i] == least else mass[i]
-
-
-@partial(compiled, formulas={"fastmath": False, "error_model": "numpy"})  # not its caller's: sums as written
-def last_of_front(logits, masses, buckets, counts, sums, limit, wanted):
-    """Return logit and id of the last token that is kept, and the mass up to it: the one with which there are `limit`,
-    or the mass `wanted`, or no more mass. Up to `SORTED` tokens are added up one after another, as a sort would."""
-    bucket, later, rank, front = 0, 0, 0, 0.0
-    for later in range(1, BUCKETS):
-        if counts[later]:
-            if rank + counts[bucket] >= limit or front + sums[bucket] >= wanted:
-                break
-            rank, front, bucket = rank + counts[bucket], front + sums[bucket], later
-    first, end = bucket, bucket
-    if rank + counts[bucket] + counts[later] <= SORTED:  # with one bucket more, since sums are rounded
-        first, end, rank, front = 0, later, 0, 0.0
-    members = np.flatnonzero((buckets >= first) & (buckets <= end) & (masses > 0))
-    order = np.argsort(-logits[members], kind="mergesort")  # equal ones stay in the order of their ids
-    least, last = logits.dtype.type(-np.inf), len(logits)
-    for place in order:
-        mass = np.float64(masses[members[place]])
-        if rank and (rank >= limit or front + mass - mass >= wanted):
-            break
-        last = members[place]
-        least, rank, front = logits[last], rank + 1, front + mass
-    return least, last, front

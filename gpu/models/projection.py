@@ -42,6 +42,12 @@ class HostProduct(NamedTuple):
         nothing = np.zeros(0, (weight if scales is None else scales).numpy().dtype)
         return cls(weight.numpy(), *(nothing if one is None else one.numpy() for one in (scales, bias)))
 
+    def takes(self, num_rows: int) -> bool:
+        """Return whether compiled kernels multiply so many rows. torch is slower with integers on one thread alone."""
+        if num_rows <= host.MAX_TOKENS:
+            return True
+        return self.weight.dtype == np.int8 and torch.get_num_threads() == 1
+
 
 class WeightProduct(Protocol):
     """What multiplies with one matrix, or with those of experts, and may keep them in the numbers of a checkpoint."""
@@ -85,7 +91,7 @@ class Projection:
         self.layout = ""  # once it is laid out for inference; the weight stays as it is from then on
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.compiled is not None and len(x) <= host.MAX_TOKENS:
+        if self.compiled is not None and self.compiled.takes(len(x)):
             out = x.new_empty(len(x), len(self.compiled.weight))
             host.multiply(x.detach().contiguous().numpy(), *self.compiled, False, out.numpy())
         else:
@@ -96,7 +102,7 @@ class Projection:
         """Return the outputs from number `first` on, [n, out − first], of a product in one process. Where the layout
         lets it, the others are not computed."""
         assert self._exchange is None, "a rank's outputs are not in one place"
-        if self.compiled is not None and len(x) <= host.MAX_TOKENS:
+        if self.compiled is not None and self.compiled.takes(len(x)):
             part = HostProduct(*(array[first:] for array in self.compiled))
             out = x.new_empty(len(x), len(part.weight))
             host.multiply(x.detach().contiguous().numpy(), *part, False, out.numpy())
@@ -199,7 +205,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_many_rows(integers: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Multiply the rows of a prompt with a rounded weight, which is widened for it."""
+    """Multiply the rows of a prompt, on several threads, with a rounded weight, which is widened for it."""
     out = F.linear(x, integers.to(x.dtype)).mul_(scales)
     return out if bias is None else out.add_(bias)
 
@@ -229,7 +235,7 @@ _LEAST_SCALE = torch.finfo(torch.float32).tiny
 
 def has_fast_integers() -> bool:
     """Return whether a weight of 8-bit integers is given to oneDNN: where compiled kernels, which have one thread and
-    leave rows as they are, cannot be or are slower, and this CPU and this build of torch can."""
+    round rows to 16 bits, cannot be or are slower, and this CPU and this build of torch can."""
     return not (host.HAS_NUMBA and torch.get_num_threads() == 1) and has_integers()
 
 

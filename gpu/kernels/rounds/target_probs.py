@@ -2,7 +2,7 @@
 
 Nothing sorts the vocabulary. Both filters keep the front of one order, in which a greater logit comes first, and of
 equal ones the lower id. So what they keep follows from the last logit that is kept and from how many tokens with just
-that logit are. A CPU puts them into buckets (`kernels.host.keep_front`); without Numba it looks at the greatest few
+that logit are. A CPU puts them into buckets (`kernels.front.keep_front`); without Numba it looks at the greatest few
 logits, and at more where these do not suffice. The kernel of a GPU finds the last logit digit by digit: two of its bits
 with each pass over the vocabulary.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .. import host
 from ..constants import numbers
+from ..front import keep_front
 from ..jit import jit, next_power_of_2, tl
 
 FIRST_LOOK = 128  # logits of a row that a CPU looks at first; the top-p of most texts keeps fewer
@@ -64,7 +65,7 @@ def _filter(logits: Tensor, probs: Tensor, top_p: Tensor, top_k: Tensor, greedy:
         opened: slice | Tensor = slice(None) if open_rows.all() else open_rows.nonzero().squeeze(1)
         front = probs[opened].contiguous()
         seen, limits, shares, totals = (x[opened].contiguous().numpy() for x in (logits, limit, top_p, total))
-        host.keep_front(seen, front.numpy(), limits, shares, totals)
+        keep_front(seen, front.numpy(), limits, shares, totals)
         probs[opened] = front
         return probs
     kept = torch.where(open_rows.unsqueeze(1), 0.0, probs)

@@ -198,7 +198,9 @@ def test_compiled_products_of_integers_round_the_weights_alone(shape: tuple[int,
     for n in (1, 2, 5, host.MAX_TOKENS + 1):
         x = torch.randn(n, shape[1], generator=generator)
         expected = (x.double() @ exact.t() + bias.double()).float()
-        torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(product(x), expected, rtol=1e-4, atol=2e-3)  # rows of 16 bits
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # torch multiplies many rows then, which stay as they are
+    torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_integers_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch):
