@@ -160,7 +160,7 @@ class StepController(Protocol):
         whether it probes, probes that failed one after the other, and looks until it probes.
 
         With `goodput` also `results`, those with at least one row; and `waiting`, (draft steps, histogram) of the
-        drafting rows whose results come after its last look."""
+        drafting rows, with steps that it can choose, whose results come after its last look."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:

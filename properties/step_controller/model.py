@@ -126,9 +126,11 @@ class Shown(NamedTuple):
 
 
 class GaugeAccount:
-    """Recounts what a controller's gauges say: the results that it has taken, and the steps that it has chosen."""
+    """Recounts what a controller's gauges say: the results that it has taken, and the steps that it has chosen.
+    `candidates`: all steps that it can choose."""
 
-    def __init__(self) -> None:
+    def __init__(self, candidates: Sequence[int]) -> None:
+        self._candidates = candidates
         self.is_known: bool = True  # no result was taken that no round can have
         self._lengths: Counter[int] = Counter()  # accepted drafts of a row -> how many rows
         self._latest: list[tuple[int, Sequence[float]]] = []  # draft steps and accepted drafts of each result
@@ -148,7 +150,7 @@ class GaugeAccount:
             self._lengths.update(int(each) for each in correct)
             self._proposed += executed * len(correct)
             self.results += bool(correct)
-            if executed:
+            if executed and executed in self._candidates:
                 self._latest.append((executed, tuple(correct)))
 
     def due(self) -> dict[str, float | list[int] | None]:

@@ -115,7 +115,7 @@ class StepControllerTrial(Trial):
         self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
         self.stretches: list[tuple[Operation, Stretch]] = []
         self.num_told: int = 0  # results with a row
-        self.account = GaugeAccount()
+        self.account = GaugeAccount(self.table.union)
         self.build = RecordingBuilder()
         self.graphs: dict[tuple[int, int, int], str] = {}
         self._shown: Shown | None = None
