@@ -102,6 +102,15 @@ def test_the_budget_is_the_best_of_all():
     assert (budget.drafts if budget else 0) == count
 
 
+def test_drafts_past_the_end_of_a_row_are_left_out():
+    policy = policy_of(replace(COSTS, verify_ns=(100, 100, 101, 102)))
+    taught(policy, [[0.99] * 3] * 2)
+    for most, drafts in ((None, 6), (np.array([0, 2]), 2)):
+        policy.look(ROWS, EPOCHS, 0, most)
+        budget = policy.budget_for(RoundShape.chain(3))
+        assert budget is not None and budget.drafts == drafts
+
+
 def test_a_row_of_another_request_has_no_confidences():
     policy = policy_of()
     taught(policy, [[0.01] * 3] * 2)
