@@ -119,7 +119,7 @@ class Admission:
 
         The share falls by single rounds also where these ran in a multi-step. It does not fall in a step with a prompt.
         """
-        if counted.present.is_complete or counted.present.last.any():
+        if counted.present.is_complete or np.count_nonzero(counted.present.last):
             self.requests.pause.pass_event(PauseEnd.COMMIT)
         if flight.is_decode_only:
             self.room.share.count(rounds)

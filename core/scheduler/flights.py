@@ -120,7 +120,9 @@ class StepInFlight:
     def touches(self, row: int) -> bool:
         """Return whether the step may read or write the KV of `row`."""
         prefill, decode = self.step.prefill, self.step.decode
-        return (prefill is not None and row in prefill.rows) or (decode is not None and row in decode.rows)
+        return (prefill is not None and row in prefill.rows.tolist()) or (
+            decode is not None and row in decode.rows.tolist()
+        )
 
     def describe(self, request_ids: list[str]) -> str:
         """Describe the step and the requests that still take part in it."""
@@ -183,4 +185,4 @@ class StepsInFlight(deque[StepInFlight]):
         A multi-step has not begun if another step is in flight before it.
         """
         decode = self[0].step.decode if self else None
-        return decode is not None and decode.max_rounds > 1 and row in decode.rows
+        return decode is not None and decode.max_rounds > 1 and row in decode.rows.tolist()

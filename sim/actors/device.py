@@ -371,7 +371,7 @@ class SimulatedDevice:
             if self._ends_by_stop[rows[i]]:
                 if result.stop_index is None:
                     result.stop_index = np.full(lens.shape, -1, dtype=np.int32)
-                result.stop_index[-1, i] = left_before - int(lens[:-1, i].sum()) - 1
+                result.stop_index[-1, i] = left_before - sum(lens[:-1, i].tolist()) - 1
 
     def _batch_of(self, decode: DecodeStep) -> DecodeColumns:
         """Return the columns of the step's rows. Steps share one array of rows while the batch stays the same."""
