@@ -160,7 +160,8 @@ class StepController(Protocol):
         whether it probes, probes that failed one after the other, and looks until it probes.
 
         With `goodput` also `results`, those with at least one row; and `waiting`, (draft steps, histogram) of the
-        drafting rows, with steps that it can choose, whose results come after its last look."""
+        drafting rows, with steps that it can choose, whose results come after its last look, which is at most 1,000
+        results ago."""
 
     @needs("averages")
     def average(self, batch_size: int) -> float:

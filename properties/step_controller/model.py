@@ -125,6 +125,10 @@ class Shown(NamedTuple):
     graphs: tuple[object, ...] | None = None  # of every batch size and each of its candidates
 
 
+MOST_WAITING = 1_000
+"""Results after which a controller that knows the cost has looked again; ours looks every 64, once settled."""
+
+
 class GaugeAccount:
     """Recounts what a controller's gauges say: the results that it has taken, and the steps that it has chosen.
     `candidates`: all steps that it can choose."""
@@ -167,8 +171,8 @@ class GaugeAccount:
         }
 
     def are_latest(self, waiting: Counter[tuple[int, int]]) -> bool:
-        """Return whether the latest results, up to some one, have so many rows of (draft steps, accepted drafts).
-        Those before it do not wait again, and are forgotten."""
+        """Return whether the latest results, at most MOST_WAITING, have so many rows of (draft steps, accepted drafts).
+        Those before them do not wait again, and are forgotten."""
         rows: Counter[tuple[int, int]] = Counter()
         at = len(self._latest)
         while at and rows.total() < waiting.total():
@@ -176,7 +180,7 @@ class GaugeAccount:
             executed, correct = self._latest[at]
             rows.update((executed, int(each)) for each in correct)
         del self._latest[:at]
-        return rows == waiting
+        return rows == waiting and len(self._latest) <= MOST_WAITING
 
 
 class VerifyResult(NamedTuple):
