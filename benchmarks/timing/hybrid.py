@@ -41,9 +41,9 @@ WAYS = {
     "HYBRID": {"algorithm": "HYBRID", "steps": 8, "draft": "eagle3"},
 }
 BATCHES = (1, 8, 32)
-POLICY_WARM_UPS, POLICY_TURNS = 4, 9  # the policy learns what is accepted
+POLICY_WARM_UPS, POLICY_TURNS = 6, 7  # the policy learns what is accepted
 POLICIES = {
-    **{f"fixed {steps}": {"algorithm": "EAGLE3", "steps": steps, "draft": "eagle3"} for steps in (0, 1, 2, 3, 4, 5, 7)},
+    **{f"fixed {steps}": {"algorithm": "EAGLE3", "steps": steps, "draft": "eagle3"} for steps in range(6)},
     "confidence": {"algorithm": "EAGLE3", "policy": "confidence", "draft": "eagle3"},
 }
 

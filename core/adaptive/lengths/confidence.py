@@ -43,8 +43,8 @@ DAMPING = 50  # labels at which half of a Newton step is taken
 ROUNDS_PER_LOOK = 200  # of fewer steps than the most, before one with the most measures all positions again
 LOOK_SHARE = 0.004  # of the time may go into such rounds
 PROMPT_SHARE = 0.02  # of the newest round in the share of rounds with prompts beside them
-FIRST_REST, LONGEST_REST = 8, 128  # rounds without a budget, before one with it shows whether that is still right
-ROWS_TO_KNOW = 24  # that verify the most steps before fewer may be chosen, where rounds without a budget may be
+FIRST_REST, LONGEST_REST = 16, 128  # rounds without a budget, before one with it shows whether that is still right
+ROWS_TO_KNOW, ROUNDS_TO_KNOW = 256, 24  # with the most steps, before fewer are chosen where budgets cost something
 RATE_SHARE = 0.05  # of the newest round in the averages by which steps are chosen
 MOST_SLOPE, MOST_BIAS = 4.0, 20.0
 WHOLE_SHARE = 0.002  # of the newest round in what is known of rounds that verify all drafts
@@ -248,7 +248,7 @@ class ConfidencePolicy(RowBudgets):
 
     @property
     def _is_new(self) -> bool:
-        return self._may_rest and self._whole.num_deepest < ROWS_TO_KNOW
+        return self._may_rest and self._whole.is_new
 
     def _weigh(self, survival: np.ndarray, kv_tokens: int, most_drafts: np.ndarray | None) -> None:
         """Set the best budgets, and note by how much these beat rounds that verify all drafts."""
@@ -338,15 +338,20 @@ class _WholeRounds:
     def __init__(self, depth: int) -> None:
         self._rows, self._accepted = np.zeros(depth), np.zeros(depth)  # that drafted and that accepted position k
         self._survival = np.ones(depth)  # by the curve, on average of late
-        self.num_deepest = 0  # rows so far that drafted the most
+        self._deepest = [0, 0]  # rows and rounds so far that drafted the most
 
     def add(self, counts: Sequence[int]) -> None:
         """Take a round in which so many rows had 0, 1, … drafts accepted, of all that were drafted."""
         reached = np.cumsum(counts[::-1])[::-1]
         steps = len(counts) - 1
-        self.num_deepest += int(reached[0]) * (steps == len(self._rows))
+        if steps == len(self._rows):
+            self._deepest = [self._deepest[0] + int(reached[0]), self._deepest[1] + 1]
         self._rows[:steps] += reached[0] - self._rows[:steps] * WHOLE_SHARE
         self._accepted[:steps] += reached[1:] - self._accepted[:steps] * WHOLE_SHARE
+
+    @property
+    def is_new(self) -> bool:
+        return self._deepest[0] < ROWS_TO_KNOW and self._deepest[1] < ROUNDS_TO_KNOW
 
     def forget(self) -> None:
         self._rows *= 1 - WHOLE_SHARE
@@ -371,7 +376,7 @@ class _WholeRounds:
         return np.asarray(np.minimum.accumulate(found), dtype=np.float64)
 
     def snapshot(self) -> list[list[float]]:
-        return [self._rows.tolist(), self._accepted.tolist(), self._survival.tolist(), [self.num_deepest]]
+        return [self._rows.tolist(), self._accepted.tolist(), self._survival.tolist(), list(self._deepest)]
 
 
 class _Times:
