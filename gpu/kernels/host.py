@@ -195,7 +195,8 @@ def tile(rows: int, outputs: int, ahead: int = 0) -> Callable[..., None]:
         assert all(one.layout == "C" for one in kinds), "rows without gaps"
         return numba.types.none(*kinds, *[numba.types.int64] * 3), build
 
-    return numba.extending.intrinsic(summed)
+    function: Callable[..., None] = numba.extending.intrinsic(summed)
+    return function
 
 
 tile_of_one, tile_of_two = tile(1, 4), tile(2, 4, 2048)
