@@ -48,7 +48,7 @@ class ForgetsTheBoundOfARow(CoreEngineByConfidence):
     """Drafts are chosen over the whole shape of a round, also those that a row may not verify."""
 
 
-@BUDGETS.breaks("DRAFT-08")
+@BUDGETS.breaks("DRAFT-08", "DRAFT-09")
 class RemembersByRow(ConfidencePolicy):
     """Confidences are kept by row, and a request that enters gets those of the one before it."""
 
