@@ -13,6 +13,11 @@ as much time for each token, whatever is verified. But a pass with prompts is to
 chosen by the times of both kinds of passes, by the share of rounds that have prompts beside them. The steps are chosen
 by the times of rounds alone, since drafting beside prompts takes longer, too, and no table has that.
 
+Where a budget itself costs time (`PassCosts.budget_ns`, which sessions measure), rounds that verify all drafts without
+one may be better. Then the policy rests: it plans such rounds, ever more of them, and a round with a budget between
+them. They also say how many drafts of each position are accepted where none is left out, and steps are chosen by that.
+In the beginning the most steps are drafted, until enough rows have shown what each position is worth.
+
 The estimator maps a confidence to the probability of acceptance: p = sigmoid(slope · x + bias of the position), x the
 confidence's log-odds. Every 100 results it takes one damped Newton step: n labels take n / (n + 50) of it, for the
 slope those of all positions, for a bias those of its own. It learns from drafts that were verified, up to the first
