@@ -251,6 +251,7 @@ class EngineModel:
         self.asked_back: set[str] = set()  # by `retract`, not yet done
         self.order_is_unknown: bool = False  # how often requests were overtaken is not known either
         self.holding = False  # since a retraction, until a round is committed
+        self.may_hold = False  # it may go on, until a round is committed
         self.given_up: float = -math.inf  # the greatest priority that was retracted since then
         self.given_way: list[GivenWay] = []  # for greater priorities, of which none has entered since
         self.retractions_since_progress = 0

@@ -154,9 +154,12 @@ class EngineMoment:
 
     def note_hold(self, running: Sequence[RequestLife]) -> None:
         """Note whether this plan had to wait for a round to be committed.
-        `running` are the requests that ran before it."""
+        `running` are the requests that ran before it. Who gave way to a request that enters now may be kept out until
+        its first round."""
         new = {chunk.life for chunk in self.flight.chunks} if self.flight is not None else ()
         if not any(f.rows for f in self.before_plan) and not any(x.decoding and x not in new for x in running):
+            gave_way = any(life.wish.priority > self.model.given_up for life, _ in self.admitted)
+            self.model.may_hold = self.model.holding and gave_way
             self.model.holding = False  # no round is to come
         self.was_holding = self.model.holding
 

@@ -276,7 +276,7 @@ class EngineTrial(Trial):
         model.recount_flight()
         read_account(self, flight)
         if any(row.life.name in m.delivered for row in flight.rows):
-            model.holding = False
+            model.holding = model.may_hold = False
         if m.delivered or m.ends:
             model.retractions_since_progress = 0
         model.decisions += [("lengths", chosen.lengths) for chosen in flight.chosen]

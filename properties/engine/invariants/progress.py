@@ -35,7 +35,14 @@ def _idle(m: EngineMoment) -> Outcome:
     """Return a finding if the plan leaves out what would fit without doubt."""
     config, model = m.config, m.model
     others = model.flights if m.flight is None else model.flights[:-1]
-    if m.is_disturbed or m.retracted or model.holding or m.refusal is not None or len(others) >= config.depth:
+    if (
+        m.is_disturbed
+        or m.retracted
+        or model.holding
+        or model.may_hold
+        or m.refusal is not None
+        or len(others) >= config.depth
+    ):
         return None
     if any(not part.is_present for flight in others for part in flight.parts):
         return None  # slots of a request that has left come back with a step in flight
@@ -228,7 +235,13 @@ def _multi_steps_that_go_on(m: EngineMoment) -> Outcome:
         return None
     waiting = [life for life in m.model.waiting() if life.name != m.operation.request or tag == "submit"]
     num_running = len(before.running) - (tag == "abort")
-    if m.model.holding or not waiting or num_running >= config.max_running or (m.estimates and num_running):
+    if (
+        m.model.holding
+        or m.model.may_hold
+        or not waiting
+        or num_running >= config.max_running
+        or (m.estimates and num_running)
+    ):
         return None
     needed = max(len(life.context_of_now) for life in waiting) + room_to_enter_beside(config, num_running)
     if before.room(config) >= needed:

@@ -251,3 +251,25 @@ def test_no_row_drafts_more_than_its_step():
 
     (failure,) = ragged(DraftsMore).failures
     assert failure.id == "TYPE" and "drafts" in str(failure.finding)
+
+
+def comes(request, max_tokens, priority=0, length=1):
+    return Do.submit(request, length, max_tokens, 0, 0, priority, 0, False, False)
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        (comes("a", 2), comes("b", 2, 1), Do.run(1, False), Do.fail("b"), comes("c", 1, 1), Do.plan(), Do.commit(0),
+         Do.commit(0), Do.plan(), Do.plan()),
+        (comes("a", 2), comes("b", 2), comes("c", 1), Do.run(3, False), comes("a", 1), Do.plan(), comes("b", 1, 1),
+         Do.leave(0, 1), Do.commit(0), Do.commit(0), Do.run(1, False)),
+        (comes("a", 2), Do.plan(), Do.retract("a", 0), comes("b", 1, 1), Do.run(2, False)),
+    ],
+    ids=["a row fails", "a row has left", "retracted on demand"],
+)  # fmt: skip
+def test_who_gave_way_may_wait_for_the_first_round_of_the_other(operations):
+    """Where no round is to come at first, an engine may let it in at once or after that round."""
+    config = replace(SMALL, num_pages=45, page_size=1, context_len=6, chunk_size=64, algorithm="none", candidates=(0,),
+                     overlap=True, multi_step_rounds=3, preempt=True)  # fmt: skip
+    SUITE.component(core_engine.make, OURS).execute(config, operations, drain=False)
