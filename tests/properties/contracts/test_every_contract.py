@@ -48,7 +48,7 @@ def test_ours_hold(contract, name, record_property):
     report = check(suite_of(contract), make, budget=min(max(OPERATIONS[name] // 8, 200), 5_000), subject=name)
     rate = report.num_operations / (time.process_time() - begin)
     never_came_up = [what for what in report.vacuous if not what.startswith("never used: ")]
-    assert not report.failures and len(never_came_up) <= (10 if contract == "executor" else 3), report.text()
+    assert not report.failures and len(never_came_up) <= (10 if contract == "executor" else 5), report.text()
     assert report.ok or contract in MOSTLY, report.text()
     record_property(
         "note", f"{name}: {rate:,.0f} operations per second of processor time, everything recounted after each"

@@ -109,7 +109,8 @@ def loaded() -> Iterator[tuple[ServerMetrics, dict[str, set[str]]]]:
             async with httpx.AsyncClient(base_url=served.url, timeout=60, verify=False) as client:
                 asked = {"max_tokens": 80, "ignore_eos": True}
                 prompts = [list(range(200 * (i // 2), 200 * (i // 2) + 100)) for i in range(24)]
-                await client.post("/v1/completions", json=asked | {"prompt": prompts[0]})
+                for _ in range(2):  # the second finds the prompt of the first in the cache, on any machine
+                    await client.post("/v1/completions", json=asked | {"prompt": prompts[0]})
                 # Three in one request run beside each other on any machine, and together grow beyond the pool.
                 together = [list(range(10_000 * i, 10_000 * i + 100)) for i in (1, 2, 3)]
                 await client.post("/v1/completions", json=asked | {"prompt": together})
@@ -191,7 +192,7 @@ def test_numbers_of_a_busy_server_fit_each_other(loaded: tuple[ServerMetrics, di
     assert by_source["local_cache_hit"] == of["prompt_tokens_cached_total"] > 0
     refused = of["admission_rejections_total reason=max_num_queued_reqs"]
     ended = of["request_success_total finished_reason=length"]
-    assert ended + refused == 28 and refused > 0 and of["request_success_total finished_reason=error"] == 0
+    assert ended + refused == 29 and refused > 0 and of["request_success_total finished_reason=error"] == 0
     for name in ("request_prompt_tokens", "request_generation_tokens", "request_queue_time_seconds"):
         assert of[f"{name}_count"] == ended
     assert of["request_generation_tokens_sum"] == 80 * ended and of["request_prompt_tokens_sum"] == 100 * ended
