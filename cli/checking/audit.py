@@ -148,14 +148,15 @@ def _check_kernels(recorded: Any, assembly: Assembly, source: str) -> None:
     """Raise ConfigError if engines choose steps by the times of passes and the log was written with times from another
     source."""
     from ...core.errors import ConfigError, Problem
+    from ...core.scheduler.spec import COST_POLICIES
 
     here = assembly.cost.kernel_sources
-    if assembly.spec.policy != "goodput" or not isinstance(recorded, dict) or recorded == here:
+    if assembly.spec.policy not in COST_POLICIES or not isinstance(recorded, dict) or recorded == here:
         return
     problems = [
         Problem(
             f"line 1: kernels.{part}",
-            f"the goodput policy chose steps by times of {recorded.get(part)}; here the times are of "
+            f"the policy {assembly.spec.policy} chose by times of {recorded.get(part)}; here the times are of "
             f"{here.get(part)}: replay needs the same times",
         )
         for part in dict.fromkeys([*recorded, *here])

@@ -159,14 +159,15 @@ class GroupUnits(ABC):
         self._readers[units] += 1
 
     def release(self, units: Slots) -> None:
-        """Give up the units of a row: what is cached stays until it is evicted, the others are free."""
+        """Give up the units of rows: what is cached stays until it is evicted, the others are free. A cached unit comes
+        once for each row that has read it."""
         if self._clock is None:
             self.pool.free(units)
             return
         is_cached = self._stays[units] & 1 == 1
         self.pool.free(units[~is_cached])
         cached = units[is_cached]
-        self._readers[cached] -= 1
+        np.subtract.at(self._readers, cached, 1)
         left = self._readers[cached]
         if left.size and left.min() < 0:
             raise InvariantViolation("GROUP-03", f"unit {cached[left.argmin()]} is released more often than read")

@@ -30,7 +30,8 @@ HAS_NUMBA = numba is not None
 MAX_TOKENS = 128
 """Of a pass that runs in these kernels. More rows are multiplied faster by a library of matrix products."""
 
-FEATURES = (numba.config.CPU_FEATURES or get_host_cpu_features()).split(",") if HAS_NUMBA else []
+GIVEN_FEATURES = numba.config.CPU_FEATURES if HAS_NUMBA else ""  # None: those of this processor; "": of a generic one
+FEATURES = (get_host_cpu_features() if GIVEN_FEATURES is None else GIVEN_FEATURES).split(",")
 HAS_WIDE_VECTORS = "+avx512bw" in FEATURES
 # LLVM's name of the instruction that multiplies vectors of 16-bit integers and adds neighbours; "": there is none.
 PAIRS_OF_PRODUCTS = "llvm.x86.avx2.pmadd.wd" if "+avx2" in FEATURES else ""

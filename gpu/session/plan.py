@@ -53,7 +53,8 @@ NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own 
 
 @dataclass(frozen=True, slots=True)
 class SessionPlan:
-    """What a session will be. `spec.cost_table` of the goodput policy is measured once the weights are loaded."""
+    """What a session will be. `spec.cost_table` of the policies goodput and confidence is measured once the
+    weights are loaded."""
 
     options: SessionOptions
     target: ModelConfig

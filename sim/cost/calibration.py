@@ -124,6 +124,8 @@ def _with_values(parameters: Any) -> Any:
     `FittedParameters`."""
     if not isinstance(parameters, dict):
         return parameters
+    if "values" in parameters:
+        raise ValueError("unknown key values: each parameter stands under its own name")
     values = {name: value for name, value in parameters.items() if name in PARAMETERS}
     return {name: value for name, value in parameters.items() if name not in values} | {"values": values}
 

@@ -56,7 +56,10 @@ def _times(value: Any, read: ValidationInfo) -> np.ndarray:
     axes = read.data.get("axes")
     if axes is None:
         return np.empty(0)  # their own problem is told
-    ns = np.array(value, dtype=float)
+    try:
+        ns = np.array(value, dtype=float)
+    except (TypeError, OverflowError):
+        ns = np.empty(0)
     if ns.shape != tuple(map(len, axes.values())) or not np.isfinite(ns).all() or (ns < 0).any():
         raise ValueError(f"expected {' × '.join(f'{len(points)} {axis}' for axis, points in axes.items())} numbers ≥ 0")
     return ns

@@ -183,8 +183,9 @@ class ConfidencePolicy(RowBudgets):
         return self._steps
 
     def observe(self, counts: Sequence[int], total: float, rows: int, batch_size: int, executed_steps: int) -> None:
-        self._rest = max(0, self._rest - 1)
-        self._since_look += executed_steps < self._depth
+        if self._rest:  # other rounds are counted at their plan
+            self._since_look += executed_steps < self._depth
+            self._rest -= 1
         self._whole.add(counts)
 
     def rounds_to_next_decision(self, batch_size: int) -> int:
@@ -222,7 +223,7 @@ class ConfidencePolicy(RowBudgets):
         if (self._is_informed or self._rest) and not self._is_new:
             best = int(self._rates_of(bs, kv_tokens).argmax())
             chosen = self.config.candidate_steps[best]
-        self._since_look = 0 if chosen == self._depth else self._since_look + 1
+        self._since_look = 0 if chosen == self._depth else self._since_look + (not self._rest)
         if self._rest:
             pass
         elif self._is_new or self._is_look_due(bs, kv_tokens, chosen):
@@ -319,7 +320,7 @@ class ConfidencePolicy(RowBudgets):
         self._epochs[gone] = -1
         if not kept.any():
             return
-        self._is_informed = True
+        self._is_informed = not self._rest  # a result that comes in a rest is old when the rest ends
         rows, steps = step.rows[kept], confidence.shape[1]
         self._epochs[rows] = step.epochs[kept]
         self._odds[rows] = np.nan
@@ -366,7 +367,7 @@ class _WholeRounds:
         """Return what the curve says of the drafts of a round, float64 [bs, depth], such that it is right on average.
         The round counts with `share` in that average."""
         self._survival += share * (survival.mean(axis=0) - self._survival)
-        found = np.minimum(survival * (self._found / self._survival), 1.0)
+        found = np.minimum(survival * (self._found / np.maximum(self._survival, np.finfo(np.float64).tiny)), 1.0)
         return np.asarray(np.minimum.accumulate(found, axis=1), dtype=np.float64)
 
     def tokens(self, bs: int) -> Float64Array:

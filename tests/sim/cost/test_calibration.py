@@ -90,6 +90,7 @@ def changed(key, value):
         ("parameters.front_end_ns.low", -1, "parameters.front_end_ns.low"),
         ("parameters.front_end_ns.high", True, "parameters.front_end_ns.high"),
         ("parameters.host_base_ns", {}, "parameters.host_base_ns"),
+        ("parameters.values", {"round_factor": {"value": 9}}, "parameters"),
     ],
 )
 def test_every_problem_of_a_profile_names_its_key(tmp_path, key, value, problem):
