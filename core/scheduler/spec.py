@@ -264,12 +264,11 @@ def _config_from_json(value: Any, key: str, source: str) -> EngineConfig:
 class SpeculationChoice:
     """What a user chose of speculation. None: left open.
 
-    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's
-    preset: "default" for `ema`, 0 … 7 steps at every batch size for `goodput` and `confidence`. `steps` are the
-    steps of a fixed policy, of every round of `confidence` without a table, or the first steps of another policy.
-    `num_draft_tokens` is the number of nodes of every tree, or a number for each step count. By default a tree has
-    as many nodes as its steps can fill, at most 16. Without speculation, steps, policy and table have no meaning.
-    `source` names the choice in messages.
+    `policy` defaults to "fixed", or "ema" if there is an `adaptive` table. The table defaults to the policy's preset:
+    "default" for `ema`, 0 … 7 steps at every batch size for `goodput` and `confidence`. `steps` are the steps of a
+    fixed policy, of every round of `confidence` without a table, or the first steps of another policy.
+    `num_draft_tokens`: nodes of every tree, or a number for each step count; by default as many as its steps can fill,
+    at most 16. Without speculation, steps, policy and table have no meaning. `source` names the choice in messages.
     """
 
     policy: str | None = None
