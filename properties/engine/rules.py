@@ -198,8 +198,8 @@ def why_given_way(m: EngineMoment) -> GivenWay | None:
 def note_waits(m: EngineMoment, running: Sequence[RequestLife]) -> None:
     """Note whether newcomers must wait at this plan for more of them, or must not, beside `running`.
 
-    An engine counts the plans for which they wait. It has counted no more than all since the last one has entered at
-    which somebody waited, and no less than those in a row at which all of them had room for sure.
+    An engine counts the plans for which they wait. It has counted at most the plans with newcomers in the queue since
+    the last one entered, and at least the latest plans in a row at which all of them surely had room.
     """
     config, model = m.config, m.model
     if not config.waits[0] or m.before.slots is None:
