@@ -18,6 +18,7 @@ from foredraft.sim.cost.calibration import (
     profile_document,
 )
 from foredraft.sim.cost.draft import eagle3_head
+from foredraft.sim.cost.executor_steps import Grid
 from foredraft.sim.cost.hardware import lookup_gpu
 from foredraft.sim.cost.host import LaunchCost
 from foredraft.sim.cost.passes.decode_work import DecodeWork
@@ -26,6 +27,7 @@ from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import scenario_from_dict
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
 LLAMA, H100 = lookup_model("llama-3.1-8b"), lookup_gpu("H100")
 
@@ -194,3 +196,11 @@ def test_parameters_hold_for_their_server_gpu_and_kernels():
             assemble(scenario, calibration(parameters, **fields))
     other = calibration(fitted(), model="other", tp=(2, 4))
     assert len(Simulation(scenario, calibration=other).notices) == 2 + len(Simulation(scenario).notices)
+
+
+@pytest.mark.parametrize(
+    "ns", [{}, [{}, 1], [10**400, 1], [1], [1, -1]], ids=["object", "inside", "huge", "few", "below 0"]
+)
+def test_times_of_a_grid_that_are_no_numbers_are_refused(ns):
+    with pytest.raises(ValidationError, match="expected 2 rows numbers ≥ 0"):
+        TypeAdapter(Grid).validate_json(json.dumps({"axes": {"rows": [1, 2]}, "ns": ns}))
