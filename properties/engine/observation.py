@@ -32,6 +32,12 @@ class EngineObservation(NamedTuple):
         yet = max(sum(each.most_pages for each in config.layer_groups) - sum(map(len, self.unit_pages)), 0)
         return (len(self.free) - yet) * config.page_size
 
+    def own_room(self, config: ServingConfig) -> float:
+        """Return for how many tokens each group with a window and a pool of its own has free units."""
+        groups = zip(config.layer_groups, self.free_units, strict=False)
+        own = [free for group, free in groups if group.window and not group.eighths]
+        return min(own, default=math.inf) * config.page_size
+
 
 Known = tuple[tuple[float, ...] | None, tuple[float, ...] | None]
 """By which confidences an engine takes a request, and by which it should; None if there are none."""

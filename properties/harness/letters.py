@@ -6,7 +6,7 @@ A letter is one kind of operation with the values that each of its arguments may
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -129,6 +129,19 @@ def kept_features(vocabulary: Vocabulary, bits: int) -> tuple[str, ...]:
     return ("", *(feature for number, feature in enumerate(optional) if (bits >> (2 * number)) & 3))
 
 
+def weighted(
+    vocabulary: Vocabulary, features: Iterable[str] | None = None, without: Sequence[type[Operation]] = ()
+) -> list[Letter]:
+    """Return the letters of these groups (all, if None), but for some kinds, each as often as it weighs."""
+    return [
+        letter
+        for feature in (vocabulary if features is None else features)
+        for letter in vocabulary[feature]
+        if letter.kind not in without
+        for _ in range(letter.weight)
+    ]
+
+
 def draw(
     vocabulary: Vocabulary,
     seed: int,
@@ -138,13 +151,7 @@ def draw(
     without: Sequence[type[Operation]] = (),
 ) -> list[Operation]:
     """Draw `count` operations of run number `run`, keyed by (seed, run)."""
-    table = [
-        letter
-        for feature in features
-        for letter in vocabulary[feature]
-        if letter.kind not in without
-        for _ in range(letter.weight)
-    ]
+    table = weighted(vocabulary, features, without)
     bits = hash64(seed, Purpose.SWARM, run, np.arange(count), lane=1).tolist()
     size = len(table)
     return [table[b % size].operation(b >> 16) for b in bits]

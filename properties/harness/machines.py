@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, settings
@@ -20,13 +20,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from ...core.draws import Purpose, hash64
 from .contract import Capabilities
 from .importing import name_of
-from .letters import Letter
+from .letters import weighted
 from .operation import Operation
 from .report import Failure
 from .shrink import explain
-from .suite import Component, Suite, alarm
+from .suite import Component, Suite
 from .swarm import Found
-from .trial import Violation
+from .trial import Trial, Violation
 
 MAX_TRIES = 12
 """Operations that are drawn until one makes sense in the state of the trial."""
@@ -40,22 +40,26 @@ SETTINGS = settings(
 """The settings of a machine's test, if it sets no others. Hypothesis's own phases of shrinking and explaining are left
 out: they take minutes where the suite takes seconds."""
 
-
-@lru_cache(maxsize=1024)
-def _places(length: int) -> st.SearchStrategy[int]:
-    """Return a strategy for a place below `length`: one object, since Hypothesis validates each anew."""
-    return st.integers(0, length - 1)
+_BITS = st.integers(0, 2**32 - 1)
 
 
 class Explained(Violation):
-    """A failure of a machine with its shortest history; `failure` is what a report has of it."""
+    """A failure of a machine, which is made short when its text or its `failure` is asked for."""
 
-    def __init__(self, violation: Violation, failure: Failure) -> None:
-        super().__init__(violation.operation, violation.broken)
-        self.trial, self.failure = violation.trial, failure
+    def __init__(self, component: Component, found: Found) -> None:
+        super().__init__(found.violation.operation, found.violation.broken)
+        self._known = component, found
+
+    @cached_property
+    def failure(self) -> Failure | None:
+        """What a report has of it. None if it does not happen again, as rules of your own are not among the
+        operations."""
+        component, found = self._known
+        failure = explain(component, component.invariants, found, name_of(component.make))
+        return failure if failure.case.replay(component.make) is not None else None
 
     def __str__(self) -> str:
-        return f"\n{self.failure.text()}"
+        return super().__str__() if self.failure is None else f"\n{self.failure.text()}"
 
 
 class TrialMachine(RuleBasedStateMachine):
@@ -63,14 +67,7 @@ class TrialMachine(RuleBasedStateMachine):
     rule does to `self.trial` by `self.apply(operation)` is checked."""
 
     component: Component
-    explained: dict[tuple[Any, ...], Violation]  # by operations: the first failure, shrunk
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trial: Any = None  # the Trial, once it has begun
-        self.letters: list[Letter] = []  # each as often as it weighs
-        self._is_busy = False
-        self._ends = ExitStack()  # of the defect of a mutant, and of the limit of time
+    trial: Trial | None = None  # once it has begun
 
     def start_with(self, bits: int, left_out: Iterable[str]) -> None:
         """Make the component, in the first supported configuration that these bits give, and its model. Operations of
@@ -78,23 +75,12 @@ class TrialMachine(RuleBasedStateMachine):
         without some."""
         drawn = self.component.first_supported(lambda attempt: int(hash64(bits, Purpose.SWARM, 0, attempt)))
         self.config, self.choices = drawn
-        self._ends.enter_context(getattr(self.component.make, "planted", nullcontext)())
-        self._ends.enter_context(alarm(self.component.limit_s, lambda: self._is_busy))
-        spoken = self.component.vocabulary(self.config).values()
-        letters = [letter for letters in spoken for letter in letters for _ in range(letter.weight)]
-        self.letters = [letter for letter in letters if letter.kind.tag not in left_out] or letters
+        letters = weighted(self.component.vocabulary(self.config))
+        self.letters = st.sampled_from([one for one in letters if one.kind.tag not in left_out] or letters)
+        self.ends = ExitStack()
+        self.ends.enter_context(getattr(self.component.make, "planted", nullcontext)())  # the defect of a mutant
         with self._judged():
             self.trial = self.component.start(self.config, self.component.invariants)
-
-    def draw(self, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Operation | None:
-        """Draw a letter, and one of its operations. Returns None if none was found that makes sense now."""
-        for _ in range(MAX_TRIES):
-            letter = self.letters[draw(_places(len(self.letters)))]
-            operation = letter.operation(draw(_places(letter.size)))
-            kind = letter.kind
-            if kind.when is None or kind.when(self.trial, *operation.arguments[: kind.num_when]):
-                return operation
-        return None
 
     def apply(self, operation: Operation) -> None:
         """Carry out one operation and check everything. Raises Violation."""
@@ -103,34 +89,16 @@ class TrialMachine(RuleBasedStateMachine):
 
     @contextmanager
     def _judged(self) -> Iterator[None]:
-        """Have the limit of time hold, and whatever goes wrong be a Violation."""
-        self._is_busy = True
         try:
-            at = lambda: "make" if self.trial is None else self.trial.operation  # noqa: E731
-            with self.component.judged(at, self.component.limit_s):
+            with self.component.judged(lambda: self.trial, self.component.limit_s):
                 yield
         except Violation as violation:
-            self._is_busy = False
-            raise self._shrunk(violation) from violation.__cause__
-        finally:
-            self._is_busy = False
-
-    def _shrunk(self, violation: Violation) -> Violation:
-        """Return the same failure with a short history. Of several failures the first one is shrunk, and only if it
-        fails again: rules of your own are not among the operations."""
-        violation.trial = self.trial
-        trace = (self.config, *(self.trial.trace if self.trial is not None else ()))
-        if not self.explained:
-            self._ends.close()  # a defect that is planted would be one of the control, too
-            found = Found(0, 0, self.config, trace[1:], violation, self.choices)
-            failure = explain(self.component, self.component.invariants, found, name_of(self.component.make))
-            is_repeated = failure.case.replay(self.component.make)
-            self.explained[trace] = Explained(violation, failure) if is_repeated else violation
-        return self.explained.get(trace, violation)
+            trace = tuple(self.trial.trace) if self.trial is not None else ()
+            found = Found(0, 0, self.config, trace, violation, self.choices)
+            raise Explained(self.component, found) from violation.__cause__
 
     def teardown(self) -> None:
-        # After a failure the subject's state means nothing any more.
-        with self._ends:
+        with self.ends:
             if self.trial is not None and not self.trial.failed:
                 with self._judged():
                     self.trial.drain()
@@ -147,28 +115,27 @@ def machine(
     """
     component = suite.component(make, capabilities)
     kinds = [kind.tag for kind in component.operations]
-
     some = st.lists(st.sampled_from(kinds), unique=True, max_size=len(kinds) // 2)
 
-    @initialize(bits=st.integers(0, 2**32 - 1), left_out=some)
-    def start(self: TrialMachine, bits: int, left_out: list[str]) -> None:
-        self.start_with(bits, left_out)
-
-    @rule(operation=_OPERATION)
+    @rule(operation=_operation())
     def then(self: TrialMachine, operation: Operation | None) -> None:
         if operation is not None:
             self.apply(operation)
 
-    members = {"start": start, "then": then, "component": component, "explained": {}}
+    start = initialize(bits=_BITS, left_out=some)(TrialMachine.start_with)
+    members = {"start": start, "then": then, "component": component}
     made: Any = type(f"{suite.name.title().replace('-', '')}Machine", (TrialMachine,), members)
     made.TestCase.settings = SETTINGS
     return made
 
 
 @st.composite
-def _operation(draw: Any) -> Any:
-    """Draw an operation that makes sense in the state of the machine."""
-    return draw(_RUNNER).draw(draw)
-
-
-_RUNNER, _OPERATION = st.runner(), _operation()
+def _operation(draw: Any) -> Operation | None:
+    """Draw an operation that makes sense in the state of the machine. Returns None if none of several does."""
+    now = draw(st.runner())
+    for _ in range(MAX_TRIES):
+        letter = draw(now.letters)
+        operation = letter.operation(draw(_BITS))
+        if now.trial.makes_sense(operation):
+            return operation
+    return None

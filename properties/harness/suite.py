@@ -40,9 +40,8 @@ def can_interrupt() -> bool:
 
 
 @contextmanager
-def alarm(limit_s: float, is_busy: Callable[[], bool] = lambda: True) -> Iterator[None]:
-    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on; only
-    where `is_busy` says that the component is at work.
+def alarm(limit_s: float) -> Iterator[None]:
+    """Raise Hanging in the body once it has taken `limit_s` seconds, and again from time to time if it goes on.
 
     Of these seconds it must have computed for nine in ten (`MOSTLY`), else it gets `PATIENCE` times as many: other
     processes may have had the core. What other threads of the process compute is not counted.
@@ -55,8 +54,6 @@ def alarm(limit_s: float, is_busy: Callable[[], bool] = lambda: True) -> Iterato
 
     def ring(number: int, frame: FrameType | None) -> None:
         has_computed = time.thread_time() - computed_s >= MOSTLY * limit_s
-        if not is_busy():
-            return
         if has_computed or time.monotonic() - begin_s >= PATIENCE * limit_s:
             raise Hanging
 
@@ -232,36 +229,43 @@ class Component:
 
     def _run(self, config, operations, invariants, drain, limit_s, watch) -> Trial:
         trial = None
-        try:
-            with self.judged(lambda: "make" if trial is None else trial.operation, limit_s), alarm(limit_s):
-                trial = self.start(config, invariants)
-                if watch is not None:
-                    trial.calls = []
-                apply = trial.apply
-                for operation in operations:
-                    if apply(operation) and watch is not None:
-                        watch(operation, trial)
-                if drain:
-                    trial.drain()
-        except Violation as violation:
-            violation.trial = trial
-            raise
+        with self.judged(lambda: trial, limit_s):
+            trial = self.start(config, invariants)
+            if watch is not None:
+                trial.calls = []
+            apply = trial.apply
+            for operation in operations:
+                if apply(operation) and watch is not None:
+                    watch(operation, trial)
+            if drain:
+                trial.drain()
         return trial
 
     @contextmanager
-    def judged(self, at: Callable[[], Operation | str], limit_s: float) -> Iterator[None]:
-        """Raise a Violation for whatever goes wrong in the body; `at` returns the operation that is carried out."""
+    def judged(self, trial: Callable[[], Trial | None], limit_s: float) -> Iterator[None]:
+        """Raise a Violation, which has the trial as far as it came, for whatever goes wrong in the body, or takes
+        longer than `limit_s` seconds; `trial` returns None until it is made."""
         try:
-            yield
-        except Hanging as error:
-            was = f"{at()} did not return within {limit_s:g} s{frames(error)}"
-            raise Violation(at(), [Broken("HANGS", Finding(was, "an answer", MISBEHAVIOURS["HANGS"]))]) from None
-        except (Violation, NotInstalled):
+            with alarm(limit_s):
+                yield
+        except NotInstalled:
             raise
-        except Exception as error:
-            # Each trial looks at the answers that it expects; what it did not foresee ends here, and is no crash of the
-            # suite.
-            raise Violation(at(), [Broken("TYPE", _unreadable(error))]) from error
+        except (Exception, Hanging) as error:
+            violation = error if isinstance(error, Violation) else _accident(trial(), error, limit_s)
+            violation.trial = trial()
+            if violation is error:
+                raise
+            raise violation from (None if isinstance(error, Hanging) else error)
+
+
+def _accident(trial: Trial | None, error: BaseException, limit_s: float) -> Violation:
+    """Return the violation of a component that hangs, or whose answer a trial could not read. Each trial looks at the
+    answers that it expects; what it did not foresee ends here, and is no crash of the suite."""
+    at = "make" if trial is None else trial.operation
+    if isinstance(error, Hanging):
+        was = f"{at} did not return within {limit_s:g} s{frames(error)}"
+        return Violation(at, [Broken("HANGS", Finding(was, "an answer", MISBEHAVIOURS["HANGS"]))])
+    return Violation(at, [Broken("TYPE", _unreadable(error))])
 
 
 def _unreadable(error: Exception) -> Finding:

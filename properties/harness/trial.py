@@ -131,13 +131,17 @@ class Trial:
         """Return the other configuration of an invariant over two runs, None if there is none."""
         return config
 
+    def makes_sense(self, operation: Operation) -> bool:
+        """Return whether the operation can be carried out in this state, by its `when`."""
+        kind = type(operation)
+        return kind.when is None or kind.when(self, *operation.arguments[: kind.num_when])
+
     def apply(self, operation: Operation) -> bool:
         """Carry out one operation and check everything.
         Raises Violation; returns False if the operation was left out."""
-        kind = type(operation)
-        if kind.when is not None and not kind.when(self, *operation.arguments[: kind.num_when]):
+        if not self.makes_sense(operation):
             return False
-        self.operation = operation
+        kind, self.operation = type(operation), operation
         self.trace.append(operation)
         self.begin(operation)
         if kind.body(self, *operation.arguments) is False:

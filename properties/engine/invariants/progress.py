@@ -139,7 +139,11 @@ def _against_reserves(m: EngineMoment) -> Finding | None:
     slack = (
         config.chunk_size + config.context_len + 3 * room_for_all(config, config.max_running) + config.num_slots // 64
     )
-    if newest <= config.context_len and free >= slack + 4 * len(decoding) * (config.round_slots + size):
+    of_rounds = 4 * len(decoding) * (config.round_slots + size)
+    # Of units in a pool of their own the next plan may take those of all rows.
+    of_rows = config.max_running * config.whole_pages(config.context_len + config.reserve)
+    has_units = m.after.own_room(config) >= of_rows + of_rounds
+    if newest <= config.context_len and free >= slack + of_rounds and has_units:
         was = f"step {flight.number} has one round, with {free} slots free, and nothing waits"
         return Finding(was, "several: no plan could differ", "the host decides as often as the device steps")
     return None

@@ -2,14 +2,17 @@
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from foredraft.checks.adapters import core_engine
 from foredraft.checks.registry import mutants_of
+from foredraft.core.scheduler.rounds import DecodeRounds
 from foredraft.properties.conformance import check
 from foredraft.properties.engine import plain
 from foredraft.properties.engine.contract import SHAPES, EngineCapabilities, ServingConfig
 from foredraft.properties.engine.trial import EngineTrial as Do
+from foredraft.properties.harness.cases import load_case
 from foredraft.properties.harness.invariants import of_contract
 from foredraft.properties.harness.letters import Choices, simpler_choices
 from foredraft.properties.harness.swarm import Swarm
@@ -172,6 +175,16 @@ def test_units_take_pages_of_the_pool_or_have_pools_of_their_own():
         assert [each.pool.ids.num_pages for each in held] == in_all
     (failure,) = check(SUITE, HidesPagesOfUnits, budget=2_000, seed=1).failures
     assert failure.id == "RELAY-01" and "neither free nor cached nor held" in str(failure.finding)
+
+
+def test_a_multi_step_leaves_the_units_of_a_pool_of_their_own_to_the_next_plan(monkeypatch):
+    stored = Path(__file__).parents[2] / "support/cases/engine/a-multi-step-leaves-the-units-of-a-pool-of-its-own.json"
+    config, component = load_case(stored, suite_of).config, SUITE.component(core_engine.make_with_groups)
+    history = [Do.submit("b", 1, 7), Do.run(6, True)]
+    component.execute(config, history)
+    monkeypatch.setattr(DecodeRounds, "_tokens_in", lambda self, free: 0)
+    with pytest.raises(Violation, match="ENGINE-07 at plan: step 2 has one round"):
+        component.execute(config, history)
 
 
 @pytest.mark.parametrize(("candidates", "topk", "tree_nodes"), dict.fromkeys(SHAPES))
