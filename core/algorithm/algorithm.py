@@ -86,6 +86,11 @@ class SpecAlgorithm:
     def is_speculative(self) -> bool:
         return self.drafter is not Drafter.NONE
 
+    @property
+    def has_look_ups(self) -> bool:
+        """Return whether rows draft by look-ups, which are not drawn from a distribution."""
+        return self.drafter is Drafter.LOOKUP or self.looks_up_past_outputs
+
     def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
         """Return how much hidden state a forward pass of `phase` keeps for the draft;
         NULL everywhere if none is needed."""

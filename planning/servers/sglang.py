@@ -22,6 +22,7 @@ ALGORITHMS = {
     "DFLASH": "DFLASH", "DSPARK": "DSPARK",
 }  # fmt: skip
 BLOCK_DRAFTS = {"DFLASH": 15, "DSPARK": 7}  # where neither the command nor the draft's file says it
+EAGLES = ("EAGLE", "EAGLE3")
 RAGGED = "SGLANG_RAGGED_VERIFY_MODE"
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -178,6 +179,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
     if algorithm == "NGRAM":
         _look_up(given, nodes)
         return
+    _rule(given, algorithm)
     if algorithm in BLOCK_DRAFTS:
         _blocks(given, algorithm, nodes)
         return
@@ -213,6 +215,18 @@ def _speculation(given: Given, gpu: GPU) -> None:
             f"speculative-num-draft-tokens is {steps + 1}: a chain of {count_of(steps, 'draft')} has no others"
         )
     _pretended(given, steps, topk or 1)
+
+
+def _rule(given: Given, algorithm: str) -> None:
+    """Take the rule by which drafts stay."""
+    for name, rule, known in (
+        ("speculative-use-rejection-sampling", "rejection", EAGLES),
+        ("speculative-use-block-verification", "block", (*EAGLES, *BLOCK_DRAFTS)),
+    ):
+        if given.flag(name) and algorithm not in known:
+            given.refuse(name, f"is for {', '.join(known)}, not for {algorithm}")
+        elif given.flag(name):
+            given.settings["speculation.accept_rule"] = rule
 
 
 def _table(given: Given) -> Any:

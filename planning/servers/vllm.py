@@ -39,6 +39,9 @@ METHODS = {
     "dflash2": "DFLASH2",
     "dspark": "DSPARK",
 }
+VERIFIES = "rejection_sample_method"
+METHODS_OF_VERIFYING = ("standard", "block", "synthetic", "fly", "strict", "probabilistic")
+"""Of `rejection_sample_method`; the last two are those of earlier releases, for drafts that are not drawn and drawn."""
 IN_ONE_PASS = {"STANDALONE": PARD, "EAGLE3": P_EAGLE}
 """What methods are with parallel_drafting."""
 CAPTURE_SIZES, LARGEST_CAPTURE = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
@@ -239,6 +242,7 @@ def _speculation(given: Given, gpu: GPU) -> None:
         given.settings["model.draft"] = model
     _steps(given, table, steps)
     _pretended(given, table, steps)
+    _rule(given, table)
     _name_keys(given, table)
 
 
@@ -258,7 +262,6 @@ def _pretended(given: Given, table: dict[str, Any], steps: int) -> None:
     """Take the acceptance of `rejection_sample_method` synthetic."""
     if table.get("rejection_sample_method") != "synthetic":
         return
-    del table["rejection_sample_method"]
     rates, length = table.pop("synthetic_acceptance_rates", None), table.pop("synthetic_acceptance_length", None)
     if rates is None and length is None:
         return  # an earlier release, whose one rate is named as not simulated
@@ -277,6 +280,25 @@ def _pretended(given: Given, table: dict[str, Any], steps: int) -> None:
         given.refuse("speculative-config", message)
     else:
         given.accept(rates)
+
+
+def _rule(given: Given, table: Mapping[str, Any]) -> None:
+    """Take the rule by which drafts stay: how they are drawn, and how they are verified."""
+    words = {
+        key: str(table.get(key, usual)) for key, usual in (("draft_sample_method", "greedy"), (VERIFIES, "standard"))
+    }
+    for key, known in (("draft_sample_method", ("greedy", "probabilistic")), (VERIFIES, METHODS_OF_VERIFYING)):
+        if words[key] not in known:
+            given.refuse("speculative-config", f"{key} is {words[key]!r}; expected {', '.join(known)}")
+    verifies, looks_up = words[VERIFIES], given.settings["speculation.algorithm"] in ("NGRAM", "SUFFIX")
+    are_drawn = (words["draft_sample_method"] == "probabilistic" or verifies == "probabilistic") and not looks_up
+    if verifies == "fly":
+        reason = "fly keeps tokens that the target would not emit; how often drafts are accepted is the scenario's"
+        given.not_modelled[f"--speculative-config {VERIFIES}"] = reason
+    elif verifies == "block" and not are_drawn:
+        given.assumed.append("block verification of drafts that are not drawn keeps what the target's rule keeps")
+    elif are_drawn and verifies not in ("synthetic", "strict"):
+        given.settings["speculation.accept_rule"] = "block" if verifies == "block" else "rejection"
 
 
 def _steps(given: Given, table: dict[str, Any], steps: int) -> None:

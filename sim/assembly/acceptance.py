@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ...core.acceptance.block import by_block
 from ...core.acceptance.presets import OWN_LAYER, PRESETS, PresetChoice, TraceAcceptance, presets_like, usual_preset
 from ...core.acceptance.process import AcceptanceProcess, GaussianAcceptance, RegimeAcceptance
 from ...core.algorithm.algorithm import SpecAlgorithm
@@ -25,7 +26,17 @@ def acceptance_of(
     if draft is not None and draft.is_own_layer and draft.algorithm != MULTI_LAYER_EAGLE:
         name = OWN_LAYER
     choice = usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
-    return choice, _process(scenario, choice, spec)
+    process = _process(scenario, choice, spec)
+    if is_block_of_rejection(scenario, algorithm):
+        assert isinstance(process, GaussianAcceptance), "of recorded runs the rule is refused"
+        process = by_block(process, scenario.acceptance.rejected_ratio)
+    return choice, process
+
+
+def is_block_of_rejection(scenario: Scenario, algorithm: SpecAlgorithm) -> bool:
+    """Return whether rounds accept what block verification keeps of drafts whose acceptance is that of rejection."""
+    rules = scenario.acceptance.of_rule, scenario.speculation.accept_rule
+    return rules == ("rejection", "block") and not algorithm.has_look_ups
 
 
 def _process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
@@ -85,8 +96,16 @@ def _usual_length(preset: str, shape: RoundShape) -> float:
     return mean_accept_length(process if shape.topk == 1 else process.for_tree(shape), shape.steps)
 
 
-def acceptance_source(scenario: Scenario, choice: PresetChoice) -> str:
+def acceptance_source(scenario: Scenario, algorithm: SpecAlgorithm, choice: PresetChoice) -> str:
     """Say where the acceptance of a run comes from."""
+    source = _source(scenario, choice)
+    if not is_block_of_rejection(scenario, algorithm):
+        return source
+    ratio = scenario.acceptance.rejected_ratio
+    return f"block verification of drafts that rejection accepts so (acceptance.rejected_ratio {ratio:g}): {source}"
+
+
+def _source(scenario: Scenario, choice: PresetChoice) -> str:
     table = scenario.acceptance
     if table.mean_length is not None:
         return f"the scenario's mean, with the spread and correlation of preset {choice.preset.name}"

@@ -277,7 +277,7 @@ def _spec(
             EngineConfig(num_pages=UNSIZED_POOL, context_len=context_len, **given | {"max_running": rows}),
             algorithm,
             SpeculationChoice(
-                **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff", "verify"}),
+                **speculation.model_dump(exclude={"algorithm", "heads", "probe_backoff", "verify", "accept_rule"}),
                 probe_backoff=backs_off,
                 mode=engine.mode or server.mode,
                 source="speculation",

@@ -99,7 +99,7 @@ def _explain(assembly: Assembly) -> list[DerivedRow]:
     rows += _explain_transfers(assembly)
     config = assembly.spec.config
     rows.append(("scheduling mode", config.mode, "", config.mode_reason))
-    source = acceptance_source(assembly.scenario, assembly.preset)
+    source = acceptance_source(assembly.scenario, assembly.algorithm, assembly.preset)
     rows.append(("acceptance", type(assembly.acceptance).__name__, "", source))
     return rows
 

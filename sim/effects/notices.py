@@ -104,6 +104,12 @@ def _preset_notices(run: Assembly) -> Iterator[str]:
         return
     if about := about_guessed_acceptance(run):
         yield about
+    rule = run.scenario.speculation.accept_rule
+    if rule != "target" and table.of_rule is None and not run.algorithm.has_look_ups:
+        yield (
+            f"speculation.accept_rule = {rule}: preset {preset.name} does not say which rule it was measured with, and is taken "
+            f"to hold for {rule}; acceptance.of_rule says otherwise (greedy requests keep the same by all rules)"
+        )
     if run.algorithm.drafter is Drafter.LOOKUP:
         known = "" if run.preset.differs else f": preset {preset.name} ({preset.source})"
         yield (

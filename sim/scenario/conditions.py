@@ -98,6 +98,19 @@ def rounds_are_too_short(run: Any, key: str) -> str | None:
     return f"a round of {count_of(steps, 'draft step')} gives at most {count_of(longest, 'token')}, the bonus token included"
 
 
+def look_ups_are_not_drawn(run: Any, key: str) -> str | None:
+    if not run.algorithm.has_look_ups:
+        return None
+    return f"{run.algorithm.name} has drafts of look-ups, which are not drawn: all rules keep the same of them"
+
+
+def acceptance_is_of_the_rule(run: Any, key: str) -> str | None:
+    rule = run.scenario.speculation.accept_rule
+    if run.scenario.acceptance.of_rule not in (None, rule):
+        return None
+    return f"the acceptance is that of the rule {rule} itself (acceptance.of_rule)"
+
+
 def ranks_are_unused(run: Any, key: str) -> str | None:
     if run.spec.topk == 1 or not run.algorithm.supports_trees:
         return "a chain has no candidates below the first rank (speculation.topk is 1)"

@@ -34,6 +34,25 @@ def too_deep_for_trees(scenario: Any, key: str, spec: Any) -> str | None:
     return f"has a candidate of {deepest} steps; expected at most {MAX_DEPTH} with topk {spec.topk}"
 
 
+def chains_alone_are_drawn(scenario: Any, key: str, spec: Any) -> str | None:
+    rule = scenario.speculation.accept_rule
+    if rule == "target" or spec.topk == 1:
+        return None
+    return f"{rule} verifies chains, and with topk {spec.topk} drafts are trees; expected target"
+
+
+def rule_does_not_follow(scenario: Any, key: str) -> str | None:
+    """Of other pairs than rejection and block, what one keeps does not follow from what the other keeps."""
+    of, rule = scenario.acceptance.of_rule, scenario.speculation.accept_rule
+    if of in (None, rule):
+        return None
+    if (of, rule) != ("rejection", "block"):
+        return f"is {of}: what {rule} keeps does not follow from it; give the acceptance of {rule}"
+    if scenario.acceptance.recorded is not None:
+        return f"is {of}: what {rule} keeps does not follow from recorded runs; give acceptance.conditional"
+    return None
+
+
 def acceptance_is_given(scenario: Any, key: str) -> str | None:
     """The first key that is given decides, in the order of the table."""
     given = [name for name in SOURCES_OF_ACCEPTANCE if getattr(scenario.acceptance, name) is not None]

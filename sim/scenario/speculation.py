@@ -6,11 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...core.acceptance.block import REJECTED_RATIO
 from ...core.adaptive.interchange import TRTLLM_SCHEDULE, VLLM_SCHEDULE, table_schema
 from . import conditions as when
 from .flags import sglang, trtllm, vllm
-from .refusals import acceptance_is_given, too_deep_for_trees
+from .refusals import acceptance_is_given, chains_alone_are_drawn, rule_does_not_follow, too_deep_for_trees
 from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share
+
+Rule = Literal["target", "rejection", "block"]
 
 
 class Speculation(ScenarioTable):
@@ -94,6 +97,23 @@ class Speculation(ScenarioTable):
         default="all",
         description="nodes that a row verifies: all of the round, or no more than tokens it may still emit (chains)",
     )
+    accept_rule: Annotated[
+        Rule,
+        NoEffect(when.not_speculative, says="target"),
+        NoEffect(when.zero_steps, says="target"),
+        NoEffect(when.look_ups_are_not_drawn, says="target"),
+        RefusedIf(chains_alone_are_drawn, "spec"),
+        sglang("speculative-use-rejection-sampling", "speculative-use-block-verification", by="speculation"),
+        vllm(
+            "speculative-config.draft_sample_method N",
+            "speculative-config.rejection_sample_method N",
+            by="speculation",
+        ),
+    ] = Field(
+        default="target",
+        description="rule by which drafts of requests that sample stay (docs/frontier.md); without acceptance.of_rule "
+        "the acceptance is taken to be that of this rule",
+    )
     heads: Annotated[Count | None, NoEffect(when.not_speculative), NoEffect(when.no_heads)] = Field(
         default=None, description="MULTI_LAYER_EAGLE: heads of the draft; default: the greatest candidate"
     )
@@ -133,6 +153,20 @@ class Acceptance(ScenarioTable):
     )
     correlation_len: Annotated[Count | None, NoEffect(when.recording_decides)] = Field(
         default=None, description="tokens over which rounds correlate; default: the preset's"
+    )
+    of_rule: Annotated[Rule | None, RefusedIf(rule_does_not_follow), NoEffect(when.look_ups_are_not_drawn)] = Field(
+        default=None,
+        description="rule by which drafts stayed where the acceptance was measured; rejection says what block would "
+        "keep; default: speculation.accept_rule",
+    )
+    rejected_ratio: Annotated[
+        Annotated[float, Field(ge=0, lt=1)],
+        NoEffect(when.look_ups_are_not_drawn),
+        NoEffect(when.acceptance_is_of_the_rule),
+    ] = Field(
+        default=REJECTED_RATIO,
+        description="block from rejection: how likely the target finds a draft that rejection may drop, over how "
+        "likely the draft finds it (an assumption); 0: block keeps no more",
     )
     rank_ratio: Annotated[Share, NoEffect(when.ranks_are_unused)] = Field(
         default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"

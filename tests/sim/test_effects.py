@@ -54,6 +54,8 @@ CASES = [
     ([*FIXED, "acceptance.mean_length=10.0"], "acceptance.mean_length", "is not reached: a round of 3 draft steps gives at most 4 tokens"),
     (["acceptance.recorded=runs.csv", "acceptance.request_share=0.1"], "acceptance.request_share", "the recording"),
     (["acceptance.rank_ratio=0.5"], "acceptance.rank_ratio", "topk is 1"),
+    (["acceptance.rejected_ratio=0.1"], "acceptance.rejected_ratio", "that of the rule target itself"),
+    (["speculation.algorithm=SUFFIX", "speculation.accept_rule=block"], "speculation.accept_rule", "look-ups, which are not drawn"),
     (["speculation.topk=4", "speculation.verify=remaining"], "speculation.verify", "rows of trees"),
     (["engine.kv_slots=100000", "hardware.kv_gb=10.0"], "hardware.kv_gb", "kv_slots"),
     (["engine.kv_slots=100000", "hardware.reserved_fraction=0.5"], "hardware.reserved_fraction", "kv_slots"),

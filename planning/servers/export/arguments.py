@@ -60,6 +60,11 @@ class Arguments:
         if given not in (None, *formats):
             self.notes.append(f"take a checkpoint of {model_name(run)} whose weights are {given}")
 
+    def note_rule(self, run: Assembly) -> None:
+        """Note that the server has no argument for the rule by which drafts stay."""
+        rule = run.scenario.speculation.accept_rule
+        self.notes.append(f"speculation.accept_rule is {rule}, for which the server has no argument")
+
     def note_head(self, run: Assembly, where: str) -> None:
         """Note that the path of a draft is missing, if the scenario has none and the model has no layers to draft
         with."""

@@ -9,11 +9,12 @@ from ....sim.assembly import Assembly
 from ..declared import values_to_write, words_of
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
 from ..own_layers import WITH_DRAFT
+from ..sglang import BLOCK_DRAFTS, EAGLES
 from .arguments import Arguments, method_of, table_of
 
 TABLE = "sglang-adaptive.json"
 ROLES = ("prefill", "decode")
-ADAPTS = ("EAGLE", "EAGLE3")
+RULES = {"rejection": "--speculative-use-rejection-sampling", "block": "--speculative-use-block-verification"}
 
 
 def devices(run: Assembly) -> list[str]:
@@ -64,12 +65,17 @@ def _speculation(run: Assembly, made: Arguments) -> None:
         made.words.append("--enable-multi-layer-eagle")
     if table.algorithm in WITH_DRAFT and draft is not None:
         made.words += ["--speculative-draft-model-path", draft]
+    has_flag = method in EAGLES or (table.accept_rule == "block" and method in BLOCK_DRAFTS)
+    if table.accept_rule != "target" and has_flag:
+        made.words.append(RULES[table.accept_rule])
+    elif table.accept_rule != "target":
+        made.note_rule(run)
     steps = spec.adaptive.candidate_steps
     if len(steps) == 1:
         made.words += shape_arguments(spec.draft_shape.round_shape(steps[0], 1), table.algorithm)
         return
-    if table.algorithm not in ADAPTS or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
-        message = f"its adaptive steps are for chains of {' and '.join(ADAPTS)} without data-parallel attention"
+    if table.algorithm not in EAGLES or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
+        message = f"its adaptive steps are for chains of {' and '.join(EAGLES)} without data-parallel attention"
         raise ForedraftError(f"SGLang has no arguments for this configuration: {message}")
     made.files[TABLE] = export_table(table_of(run), f"sglang-{SGLANG_VERSION}") + "\n"
     made.words += ["--speculative-adaptive", "--speculative-adaptive-config", TABLE]

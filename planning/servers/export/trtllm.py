@@ -102,6 +102,8 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
     found: dict[str, Any] = {"decoding_type": method}
     if run.scenario.speculation.algorithm in WITH_DRAFT and draft is not None:
         found["speculative_model"] = draft
+    if run.scenario.speculation.accept_rule != "target":
+        made.note_rule(run)
     steps = run.spec.adaptive.candidate_steps
     if len(steps) == 1:
         found["max_draft_len"] = steps[0]

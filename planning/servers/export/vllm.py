@@ -15,6 +15,11 @@ from ..own_layers import WITH_DRAFT
 from ..vllm import POOLS_CONNECTOR
 from .arguments import Arguments, method_of, step_tokens, table_of
 
+RULES: dict[str, dict[str, str]] = {
+    "target": {},
+    "rejection": {"draft_sample_method": "probabilistic"},
+    "block": {"draft_sample_method": "probabilistic", "rejection_sample_method": "block"},
+}
 TRANSFER = {"kv_connector": POOLS_CONNECTOR, "kv_role": "kv_both"}
 
 
@@ -71,6 +76,7 @@ def _speculation(run: Assembly, made: Arguments) -> dict[str, Any] | None:
     found: dict[str, Any] = {"method": method, **IN_ONE_PASS.get(run.scenario.speculation.algorithm, {})}
     if run.scenario.speculation.algorithm in WITH_DRAFT and draft is not None:
         found["model"] = draft
+    found |= RULES[run.scenario.speculation.accept_rule]
     steps = run.spec.adaptive.candidate_steps
     if len(steps) == 1:
         adaptive = {"enable_adaptive_verification": True} if run.spec.policy == "confidence" else {}

@@ -37,6 +37,8 @@ DEPLOYMENTS = {
     "memory for KV": ("vllm trtllm", {**FIXED, "hardware.kv_gb": 20.5}),
     "draft model": ("vllm sglang trtllm", {**FIXED, "speculation.algorithm": "STANDALONE", "model.draft": "llama-3.2-1b"}),
     "draft head": ("vllm sglang trtllm", {**FIXED, "model.draft": "someone/eagle3-head"}),
+    "drawn drafts": ("vllm sglang", {**FIXED, "model.draft": "someone/head", "speculation.accept_rule": "rejection"}),
+    "block verification": ("vllm sglang", {**FIXED, "model.draft": "someone/head", "speculation.accept_rule": "block"}),
     "own layers": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.tensor_parallel": 8}),
     "attention data": ("vllm sglang trtllm", {**DEEPSEEK, "hardware.attention_data_parallel": 8, "engine.max_running": 64}),
     "tree": ("sglang", {**FIXED, "speculation.topk": 4, "speculation.num_draft_tokens": 12}),
@@ -72,7 +74,7 @@ def deployment_of(scenario) -> dict:
         "config": config, "table": table, "policy": spec.policy, "algorithm": spec.algorithm, "steps": begin,
         "nodes": spec.num_draft_tokens, "graphs": spec.graph_sizes, "hardware": hardware, "slots": run.memory and run.memory.slots,
         "model": (run.target.layers, run.target.hidden, run.target.kv_dtype), "draft": run.draft and run.draft.algorithm,
-        "pools": run.pools, "front_end": run.deployment.front_end,
+        "rule": scenario.speculation.accept_rule, "pools": run.pools, "front_end": run.deployment.front_end,
     }  # fmt: skip
 
 
@@ -274,6 +276,14 @@ def test_formats_of_kv_and_states_are_read_back(server, kv, state, tmp_path):
     assert {key: settings[key] for key in keys} == keys
     other = export("x", scenario_of(server, "plain", **{"model.kv_dtype": "fp8_ds_mla"}), server, None)
     assert any("model.kv_dtype is fp8_ds_mla" in note for note in other.notes) is (server != "vllm")
+
+
+@pytest.mark.parametrize(("server", "name", "is_noted"), [
+    ("sglang", "draft model", True), ("sglang", "draft head", False), ("trtllm", "draft head", True), ("vllm", "draft model", False),
+])  # fmt: skip
+def test_a_rule_that_the_server_has_no_argument_for_is_noted(server, name, is_noted):
+    notes = export("x", scenario_of(server, name, **{"speculation.accept_rule": "rejection"}), server, None).notes
+    assert ("speculation.accept_rule is rejection, for which the server has no argument" in notes) is is_noted
 
 
 def test_pages_of_one_token_are_left_to_the_server():

@@ -12,7 +12,7 @@ from foredraft.planning.servers.launch import read_launch
 from foredraft.planning.tuning.tables import settings_of
 from foredraft.sim.assembly import assemble
 from foredraft.sim.scenario_file import scenario_with
-from launch_commands import scenario_of
+from launch_commands import problems_of, scenario_of
 
 SCRIPT = """\
 #!/bin/sh
@@ -96,3 +96,26 @@ def test_the_intervals_are_written_for_sglang():
     files, _ = server_files(scenario_with({}, keys), {"1": {"candidate_steps": [3]}}, None, 48)
     read = scenario_of("sglang", files["sglang.args"])
     assert (read.front_end.stream_interval, read.front_end.poll_steps) == (20, 10)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "flags", "rule"),
+    [
+        ("EAGLE3", "--speculative-use-rejection-sampling", "rejection"),
+        ("EAGLE3", "--speculative-use-block-verification", "block"),
+        ("DFLASH", "--speculative-use-block-verification", "block"),
+        ("EAGLE3", "", "target"),
+    ],
+)
+def test_flags_of_verification_are_the_rule(algorithm, flags, rule):
+    shape = "--speculative-num-steps 3 --speculative-eagle-topk 1" if algorithm == "EAGLE3" else ""
+    command = (
+        f"python -m sglang.launch_server --model-path qwen3-8b --speculative-algorithm {algorithm} {shape} {flags}"
+    )
+    assert scenario_of("sglang", command).speculation.accept_rule == rule
+
+
+def test_a_rule_that_sglang_does_not_have_for_an_algorithm_is_refused():
+    command = "python -m sglang.launch_server --model-path qwen3-8b --speculative-algorithm STANDALONE"
+    problems = problems_of("sglang", f"{command} --speculative-num-steps 3 --speculative-use-block-verification")
+    assert "is for EAGLE, EAGLE3, DFLASH, DSPARK, not for STANDALONE" in problems

@@ -114,3 +114,36 @@ def test_an_acceptance_that_a_server_pretends_is_the_acceptance(server, command,
 )
 def test_a_pretended_acceptance_that_cannot_be_is_refused(key, message):
     assert message in problems_of("vllm", PRETENDS % key)
+
+
+RULE = 'vllm serve Qwen/Qwen3-8B -sc \'{"method":"%s","model":"x/y","num_speculative_tokens":3,%s}\''
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "rule", "note"),
+    [
+        ("eagle3", '"draft_sample_method":"greedy"', "target", ""),
+        ("eagle3", '"draft_sample_method":"probabilistic"', "rejection", ""),
+        ("eagle3", '"draft_sample_method":"probabilistic","rejection_sample_method":"block"', "block", ""),
+        ("eagle3", '"rejection_sample_method":"block"', "target", "drafts that are not drawn"),
+        (
+            "eagle3",
+            '"draft_sample_method":"probabilistic","rejection_sample_method":"fly"',
+            "target",
+            "fly keeps tokens",
+        ),
+        ("eagle3", '"rejection_sample_method":"strict"', "target", ""),
+        ("eagle3", '"rejection_sample_method":"probabilistic"', "rejection", ""),
+        ("ngram", '"draft_sample_method":"probabilistic"', "target", ""),
+    ],
+)
+def test_how_drafts_are_drawn_and_verified_is_the_rule(method, words, rule, note):
+    launch = read_launch("vllm", RULE % (method, words), "--from", "H100")
+    assert scenario_of("vllm", RULE % (method, words)).speculation.accept_rule == rule
+    said = [line for line in launch.notes() if "sample_method" in line or "verification" in line]
+    assert bool(said) == bool(note) and all(note in line for line in said)
+
+
+def test_an_unknown_way_to_verify_is_refused():
+    message = "rejection_sample_method is 'blocks'; expected standard, block, synthetic"
+    assert message in problems_of("vllm", RULE % ("eagle3", '"rejection_sample_method":"blocks"'))

@@ -15,6 +15,11 @@ CASES = {  # by key: settings, and what the message says beside the key
     "acceptance.conditional": (["acceptance.preset=chat", "acceptance.conditional=[0.5]"], "contradicts preset"),
     "acceptance.mean_length": (["acceptance.conditional=[0.5]", "acceptance.mean_length=2.0"], "contradicts conditional"),
     "acceptance.recorded": (["acceptance.mean_length=2.0", "acceptance.recorded=x.csv"], "contradicts mean_length"),
+    "speculation.accept_rule": (
+        ["speculation.accept_rule=block", "speculation.topk=2"],
+        "block verifies chains, and with topk 2 drafts are trees",
+    ),
+    "acceptance.of_rule": (["acceptance.of_rule=rejection"], "what target keeps does not follow from it"),
     "engine.host_cache_gb": (
         ["engine.host_cache_gb=10.0", "engine.host_cache_ratio=2.0"],
         "and engine.host_cache_ratio are given: expected one of them",
