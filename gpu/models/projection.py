@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import host
+from ..kernels.tiles import OUTPUTS_OF_BLOCK, packed, unpacked
 from ..types.coded import CodedWeight
 from ..types.shards import WHOLE, Shard
 
@@ -30,8 +31,8 @@ ROWS, COMPILED, BLOCKS, CODED, INT8 = "rows", "compiled", "blocks", "coded", "in
 
 
 class HostProduct(NamedTuple):
-    """What the kernels of a CPU multiply with: a weight [out, in] as it is stored, scales and a bias [out], empty if
-    there are none."""
+    """What the kernels of a CPU multiply with: a weight [out, in] as it is stored, or integers that are `packed` with
+    their scales [out], and a bias [out]; scales and bias are empty if there are none."""
 
     weight: np.ndarray
     scales: np.ndarray
@@ -40,7 +41,21 @@ class HostProduct(NamedTuple):
     @classmethod
     def of(cls, weight: Tensor, scales: Tensor | None, bias: Tensor | None) -> HostProduct:
         nothing = np.zeros(0, (weight if scales is None else scales).numpy().dtype)
-        return cls(weight.numpy(), *(nothing if one is None else one.numpy() for one in (scales, bias)))
+        numbers = weight.numpy() if scales is None else packed(weight.numpy())
+        return cls(numbers, *(nothing if one is None else one.numpy() for one in (scales, bias)))
+
+    @property
+    def num_outputs(self) -> int:
+        return self.scales.size or len(self.weight)
+
+    def outputs(self, x: Tensor, first: int = 0) -> Tensor:
+        """Return the outputs from number `first` on for x [n, in]."""
+        lead = first % (OUTPUTS_OF_BLOCK if self.scales.size else 1)  # of the block with the first one
+        row = first // OUTPUTS_OF_BLOCK if self.scales.size else first
+        out = x.new_empty(len(x), self.num_outputs - first + lead)
+        part = self.weight[row:], self.scales[first - lead :], self.bias[first - lead :]
+        host.multiply(x.detach().contiguous().numpy(), *part, False, out.numpy())
+        return out[:, lead:]
 
     def takes(self, num_rows: int) -> bool:
         """Return whether compiled kernels multiply so many rows. torch is slower with integers on one thread alone."""
@@ -92,8 +107,7 @@ class Projection:
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.compiled is not None and self.compiled.takes(len(x)):
-            out = x.new_empty(len(x), len(self.compiled.weight))
-            host.multiply(x.detach().contiguous().numpy(), *self.compiled, False, out.numpy())
+            out = self.compiled.outputs(x)
         else:
             out = F.linear(x, self._weight, self._bias) if self._multiply is None else self._multiply(x)
         return out if self._exchange is None else self._exchanged(out)
@@ -103,10 +117,7 @@ class Projection:
         lets it, the others are not computed."""
         assert self._exchange is None, "a rank's outputs are not in one place"
         if self.compiled is not None and self.compiled.takes(len(x)):
-            part = HostProduct(*(array[first:] for array in self.compiled))
-            out = x.new_empty(len(x), len(part.weight))
-            host.multiply(x.detach().contiguous().numpy(), *part, False, out.numpy())
-            return out
+            return self.compiled.outputs(x, first)
         if self._multiply is not None:
             return self(x)[:, first:]
         return F.linear(x, self._weight[first:], None if self._bias is None else self._bias[first:])
@@ -137,9 +148,9 @@ class Projection:
     def pack(self, keep: bool = False, in_int8: bool = False) -> None:
         """Lay the weight out as suits its size and dtype and the number of threads, or, if it is large, in 8-bit
         integers. Of blocks and integers nothing but the parameter's shape is left, unless `keep`."""
-        weight = self._weight.detach()
-        if self.layout or weight.device.type != "cpu":
+        if self.layout or self._weight.device.type != "cpu":
             return
+        weight = self._weight.data = self._weight.detach().contiguous()  # kernels read rows without gaps
         self.layout = INT8 if in_int8 and weight.numel() >= MIN_PACKED_ELEMENTS else layout_for(weight)
         bias = None if self._bias is None else self._bias.detach()
         if self.layout == COMPILED:
@@ -150,7 +161,7 @@ class Projection:
                 self._multiply = in_integers(integers, scales, bias)
             else:
                 self.compiled = HostProduct.of(integers, scales, bias)
-                self._multiply = partial(_of_many_rows, integers, scales, bias)
+                self._multiply = partial(_of_many_rows, self.compiled)
         elif self.layout == BLOCKS:
             self._multiply = in_blocks(weight, bias)
         if self.layout in (BLOCKS, INT8) and not keep:
@@ -204,10 +215,12 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     return integers, scales
 
 
-def _of_many_rows(integers: Tensor, scales: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Multiply the rows of a prompt, on several threads, with a rounded weight, which is widened for it."""
-    out = F.linear(x, integers.to(x.dtype)).mul_(scales)
-    return out if bias is None else out.add_(bias)
+def _of_many_rows(product: HostProduct, x: Tensor) -> Tensor:
+    """Multiply the rows of a prompt, on several threads, with rounded weights, which are widened for it."""
+    weight, scales, bias = product
+    integers = torch.from_numpy(unpacked(weight, len(scales), x.shape[1]))
+    out = F.linear(x, integers.to(x.dtype)).mul_(torch.from_numpy(scales))
+    return out.add_(torch.from_numpy(bias)) if bias.size else out
 
 
 def in_integers(integers: Tensor, scales: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:

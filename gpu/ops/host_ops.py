@@ -89,7 +89,7 @@ class HostLayer:
         attended = np.empty((n, self._hq * self._d), residual.dtype)
         host.attend(qkv, *heads, *pools[self._index], table, keys, nodes, self._window, self._scale, attended)
         host.multiply(attended, *self._output, True, residual)
-        gate_up = np.empty((n, len(self._gate_up.weight)), residual.dtype)
+        gate_up = np.empty((n, self._gate_up.num_outputs), residual.dtype)
         host.norm_multiply(residual, mlp_norm, self._eps, *self._gate_up, gate_up)
         host.gate_multiply(gate_up, *self._down, residual)
 

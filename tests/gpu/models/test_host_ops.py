@@ -8,6 +8,7 @@ import pytest
 import torch
 from foredraft.gpu.batch.pools import KVPool, PagedAttention
 from foredraft.gpu.kernels import host
+from foredraft.gpu.kernels.tiles import packed, unpacked
 from foredraft.gpu.models.checkpoint import random_weights
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Capture
@@ -217,7 +218,7 @@ def test_experts_stay_with_torch():
     assert out.routed_experts is not None and out.routed_experts.shape == (2, 1, 2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
 def test_products_of_any_number_of_rows_and_outputs(dtype: str):
     rng = np.random.default_rng(5)
     for n, num_outputs, inputs in [
@@ -225,7 +226,7 @@ def test_products_of_any_number_of_rows_and_outputs(dtype: str):
     ]:
         of = np.float64 if dtype == "float64" else np.float32
         weight = torch.from_numpy(rng.integers(-9, 10, (num_outputs, inputs))).to(getattr(torch, dtype))
-        stored = weight.view(torch.uint16).numpy() if dtype == "bfloat16" else weight.numpy()
+        stored = packed(weight.numpy()) if dtype == "int8" else weight.numpy()
         x, out = rng.integers(-9, 10, (n, inputs)).astype(of), rng.integers(-9, 10, (n, num_outputs)).astype(of)
         scales, bias = (rng.integers(1, 5, num_outputs).astype(of) for _ in range(2))
         expected, nothing = x @ weight.double().numpy().T, np.zeros(0, of)
@@ -235,6 +236,18 @@ def test_products_of_any_number_of_rows_and_outputs(dtype: str):
         np.testing.assert_allclose(added, out + expected, **rounded)
         host.multiply(x, stored, scales, bias, False, out)
         np.testing.assert_allclose(out, expected * scales + bias, rtol=0, atol=4 * rounded.get("atol", 0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (16, 4), (17, 6), (40, 67)])
+def test_packed_integers_stand_in_blocks(shape: tuple[int, int]):
+    integers = np.random.default_rng(7).integers(-128, 128, shape).astype(np.int8)
+    blocks = packed(integers)
+    num_blocks, pairs, width, two = blocks.shape
+    assert two == 2 and not pairs % 2 and num_blocks * width >= shape[0] > (num_blocks - 1) * width
+    for o, i in np.ndindex(*shape):
+        assert blocks[o // width, i // 2, o % width, i % 2] == integers[o, i]
+    assert np.count_nonzero(blocks) == np.count_nonzero(integers), "the rest is 0"
+    np.testing.assert_array_equal(unpacked(blocks, *shape), integers)
 
 
 @pytest.mark.parametrize("inputs", [64, 4096])
@@ -248,7 +261,7 @@ def test_rows_are_rounded_to_16_bits_and_each_by_itself(inputs: int):
 
     def product(rows: np.ndarray) -> np.ndarray:
         out = np.empty((len(rows), len(weight)), np.float32)
-        host.multiply(rows, weight, nothing, nothing, False, out)
+        host.multiply(rows, packed(weight), nothing, nothing, False, out)
         return out
 
     found, exact = product(x), x.astype(np.float64) @ weight.astype(np.float64).T

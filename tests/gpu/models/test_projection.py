@@ -203,6 +203,26 @@ def test_compiled_products_of_integers_round_the_weights_alone(shape: tuple[int,
     torch.testing.assert_close(product(x), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.skipif(not host.HAS_NUMBA, reason="Numba is not installed")
+@pytest.mark.parametrize("in_int8", [False, True])
+@torch.no_grad()
+def test_weights_with_gaps_and_a_part_of_the_outputs(in_int8: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(projection, "MIN_PACKED_ELEMENTS", 0)
+    generator = torch.Generator().manual_seed(1)
+    wide, bias, x = (torch.randn(size, generator=generator) for size in ((70, 96), (70,), (5, 48)))
+    for part in wide[:, :48], wide[:, 1::2], wide[:, :70].t()[:, :48]:
+        part_bias = bias[: len(part)]
+        product = Projection(torch.nn.Parameter(part, requires_grad=False), part_bias)
+        expected = x @ part.t() + part_bias
+        product.pack(in_int8=in_int8)
+        assert product.layout == (INT8 if in_int8 else COMPILED)
+        found = product(x)
+        torch.testing.assert_close(found, expected, **({"rtol": 0, "atol": 0.2} if in_int8 else {}))
+        for first in (0, 1, 16, 33, 69):
+            exact = {"rtol": 0, "atol": 0} if in_int8 else {}  # sums of integers
+            torch.testing.assert_close(product.outputs_from(first, x), found[:, first:], **exact)
+
+
 def test_integers_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch):
     small = ModelConfig(LLAMA, 70, 64, 128, 2, 4, 2, 16, dtype=torch.bfloat16)
     monkeypatch.setattr(projection, "has_integers", lambda: True)
