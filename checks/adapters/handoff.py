@@ -105,7 +105,7 @@ class HandoffTransport:
     """Both sides."""
 
     capabilities = TransportCapabilities(
-        ahead=True, retraction=True, reserves=True, roles=True, device_loss=True, going_on=True
+        ahead=True, late=True, retraction=True, reserves=True, roles=True, device_loss=True, going_on=True
     )
 
     def __init__(self, config: TransportConfig) -> None:

@@ -121,6 +121,7 @@ class TransportCapabilities(Capabilities):
     retraction: bool = False  # `retract(side, request, now_ns)`
     reserves: bool = False  # a request gets pages where each that is decoded finds its reserve beside it
     ahead: bool = False  # `written()`: the decode worker can plan a step while another one is in flight
+    late: bool = False  # a message may come again, and behind the cancel or the end of its attempt, and changes nothing
 
 
 class Counters(NamedTuple):

@@ -69,7 +69,8 @@ class TransportRecord:
         # request -> (generation, attempt, when) that ended at the decode side
         self.ended: dict[int, tuple[int, int, int]] = {}
         self.generation = 0  # the newest that the decode worker knows
-        self._queued: dict[tuple[int, int], None] = {}  # (request, generation) that waits there for room, in its turn
+        # (request, generation) that waits there for room, in its turn -> its attempt
+        self._queued: dict[tuple[int, int], int] = {}
         self.is_client = False  # what is sent now follows from what a client does
         self.acknowledged: str = ""  # an ack for what has not arrived
         self.now_ns: int = 0
@@ -88,7 +89,8 @@ class TransportRecord:
         self.model.lose_peer(side, now_ns, generation)
         self.ledger.lose_peer(side, generation)
         if side == DECODE:
-            self._queued = {name: None for name in self._queued if generation is not None and name[1] >= generation}
+            queued = self._queued.items() if generation is not None else ()
+            self._queued = {name: attempt for name, attempt in queued if name[1] >= generation}
 
     def forget(self, side: str) -> None:
         """Note that a worker is gone, and its requests and pages with it."""
@@ -185,7 +187,7 @@ class TransportRecord:
         attempt = (message.generation, message.attempt)
         entry = ledger.incoming_of(request, *attempt)
         if message.kind == contract.RENEW and entry is None:
-            self._queued.setdefault((request, message.generation))
+            self._queued[request, message.generation] = message.attempt
         elif message.kind in (contract.REJECT, contract.CANCEL):
             self._queued.pop((request, message.generation), None)
         if message.kind == contract.ACCEPT:
@@ -212,6 +214,7 @@ class TransportRecord:
         elif message.kind == contract.CANCEL and entry is not None:
             ledger.withdrew(entry, self.now_ns, self._timed_out)
             seen.is_withdrawn = self.is_client
+            self._end_at_decode(message)
         elif message.kind == contract.ACK:
             if not any(a.is_whole for a in model.attempts.values() if a.run is run):
                 self.acknowledged = f"request {request} is acknowledged, and {self.missing(run)}"
@@ -257,7 +260,11 @@ class TransportRecord:
         seen = model.attempts.get(attempt)
         if seen is None:
             return
-        if side == DECODE and message.kind == contract.CANCEL and not has_transfers:
+        if (
+            side == DECODE
+            and message.kind == contract.CANCEL
+            and (not has_transfers or self._ends_or_precedes(message))
+        ):
             self._end_at_decode(message)
         newest = seen.run.newest.get(side, attempt[1:])
         if side == DECODE:
@@ -269,6 +276,13 @@ class TransportRecord:
         if hold is not None and hold.run is seen.run and message.kind in ENDING[side] and is_of_newest:
             hold.may_go = True
             hold.is_called_back = side == DECODE and message.kind == contract.CANCEL
+
+    def _ends_or_precedes(self, cancel: Message) -> bool:
+        """Return whether the decode worker, as it lives now, has of the request of a cancel nothing else than what the
+        cancel ends."""
+        queued = [(name[1], attempt) for name, attempt in self._queued.items() if name[0] == cancel.request]
+        entries = [entry for name, entry in self.ledger.incoming.items() if name[0] == cancel.request]
+        return all(entry.is_answered for entry in entries) and all(covers(cancel, attempt) for attempt in queued)
 
     def _end_at_decode(self, message: Message) -> None:
         """Note that the decode side has ended a transfer up to this attempt, or was asked to."""

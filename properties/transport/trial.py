@@ -137,12 +137,11 @@ class TransportTrial(TransportWatch):
         parcels = self.under_way[side]
         self._arrive(side, parcels.pop(nth % len(parcels)))
 
-    @operation(weight=12, when=_is_coming)
-    def deliver_all(self, side: str) -> None:
-        """Deliver all that is under way, in order."""
-        parcels, self.under_way[side] = self.under_way[side], []
-        for parcel in parcels:
-            self._arrive(side, parcel)
+    @operation(weight=2, needs="late", when=_is_coming, is_reversed=(True,))
+    @operation(weight=12, when=_is_coming, is_reversed=(False,))
+    def deliver_all(self, side: str, is_reversed: bool = False) -> None:
+        """Deliver all that is under way, in order, or the newest first."""
+        self._arrive_all(side, is_reversed)
 
     @operation(weight=3, hostile=True, when=_is_coming)
     def drop(self, side: str, nth: int) -> None:
@@ -150,13 +149,17 @@ class TransportTrial(TransportWatch):
         parcels = self.under_way[side]
         parcels.pop(nth % len(parcels))
 
-    @operation(weight=2, hostile=True, when=lambda t, side: 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY)
+    @operation(
+        weight=2, needs="late", hostile=True, when=lambda t, side: 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY
+    )
     def duplicate(self, side: str, nth: int) -> None:
         """Let a message arrive twice."""
         parcels = self.under_way[side]
         parcels.append(parcels[nth % len(parcels)])
 
-    @operation(weight=6, hostile=True, when=_has_come, side=(DECODE, DECODE, PREFILL), nth=(0, 1, 2, 3, 5, 7))
+    @operation(
+        weight=6, needs="late", hostile=True, when=_has_come, side=(DECODE, DECODE, PREFILL), nth=(0, 1, 2, 3, 5, 7)
+    )
     def again(self, side: str, nth: int) -> None:
         """Deliver a message that has arrived once more, however late; `nth` counts back from the newest."""
         past = self.past[side]
@@ -179,6 +182,9 @@ class TransportTrial(TransportWatch):
     @operation(weight=2, hostile=True, when=lambda t, side, request: _is_alive(t, side) and request in t.model.runs)
     def cancel(self, side: str, request: int) -> None:
         """Let the client of one side give a request up."""
+        self._cancel(side, request)
+
+    def _cancel(self, side: str, request: int) -> None:
         self.record.is_client = True
         self.must(self.subject.cancel, side, request, self.now_ns)
         if side == DECODE and request in self.model.decoding:
@@ -329,6 +335,8 @@ class TransportTrial(TransportWatch):
         for side in SIDES:
             if self.model.dead[side]:
                 self.restart(side)
+        if self.capabilities.late:
+            self._give_up_in_disorder()
         self.start(1, 0, 3)
         self.start(2, 1, 5)
         for _ in range(2):
@@ -368,6 +376,37 @@ class TransportTrial(TransportWatch):
         self.end()
         self.check()
         self.serve(1, 8, 1, 0, 0)
+
+    def _give_up_in_disorder(self) -> None:
+        """Let each side give up a request, the one after it was offered twice. What is under way arrives with the
+        newest first, and all that has arrived comes again: nothing of it begins, and the last answer ends it."""
+        for past in self.past.values():
+            past.clear()  # what is forgotten may begin
+        for request, gives_up in ((REQUESTS[0], PREFILL), (REQUESTS[1], DECODE)):
+            self.begin(f"the {gives_up} side gives request {request} up, and messages of it arrive in another order")
+            if self._submit(request, request % 2, 3) is None:
+                continue
+            self._run_prefill()
+            self._collect()
+            self._arrive_all(DECODE)
+            if gives_up == PREFILL:
+                self._pass(self.config.lease_ns)  # it is offered again, where it may be
+            self._cancel(gives_up, request)
+            self._collect()
+            if gives_up == DECODE:
+                self._arrive_all(PREFILL)
+                self._pass(self.config.lease_ns)  # a fence is up when the answer to the cancel comes
+            self.must(self.subject.read_out, MAX_UNDER_WAY)
+            for is_again in (False, True):
+                for side in (DECODE, PREFILL):
+                    self._arrive_all(side, is_reversed=True)
+                    for parcel in list(self.past[side]) if is_again else ():
+                        self._arrive(side, parcel)
+                self.end()
+                for side, counters in self.moment.counters.items():
+                    if counters.in_flight:
+                        self.moment.leaked = f"a transfer is in flight on the {side} side, and both have given it up"
+            self.check()
 
     def _lose_with_several_open(self, side: str, is_announced: bool) -> None:
         """Lose a worker, and tell the other one, or let it hear of the next generation:

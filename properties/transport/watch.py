@@ -28,6 +28,7 @@ from .record import CarriedMessage, PlannedFault, TransportRecord
 MAX_UNDER_WAY = 60
 MAX_PAST = 8
 OTHER_SIDE = {PREFILL: DECODE, DECODE: PREFILL}
+TRANSFERRING = (contract.OFFER, contract.ACCEPT, contract.PAGE, contract.MANIFEST)
 BEFORE_DECODING = (
     ("its start", "its prompt's end", "its manifest", "the manifest's arrival", "its acknowledgement", "its decoding"),
     ("its start", "its offer", "its reservation", "the reservation's arrival", "its manifest"),
@@ -119,6 +120,12 @@ class TransportWatch(Trial):
         self._note_joined()  # before other news of these requests arrive
         self._note_ends()
 
+    def _arrive_all(self, side: str, is_reversed: bool = False) -> None:
+        """Deliver all that is under way to a worker, in order, or the newest first."""
+        parcels, self.under_way[side] = self.under_way[side], []
+        for parcel in reversed(parcels) if is_reversed else parcels:
+            self._arrive(side, parcel)
+
     def _arrive(self, side: str, parcel: CarriedMessage) -> None:
         """Deliver a message to a worker, if it lives. A repeated or stale one may change nothing."""
         model, message = self.model, parcel.message
@@ -132,6 +139,7 @@ class TransportWatch(Trial):
             self.past[side].append(parcel)
         before = self._visible(side)
         has_transfers = before[0][-1] > 0
+        num_reading = len(self.must(self.subject.reading)) if side == PREFILL else 0
         if message.kind == contract.OFFER and has_transfers and message.generation > self.record.generation:
             is_stale = False  # though its transfer is over, it tells that the worker of the others is gone
         is_awaited = side == PREFILL and message.kind == contract.NACK and self.record.expects(message)
@@ -144,8 +152,8 @@ class TransportWatch(Trial):
             self.moment.late = (
                 f"the prefill side does nothing when request {message.request} has not arrived as it was sent"
             )
-        if message.kind == contract.CANCEL and all(answer.kind != contract.CANCEL_ACK for answer in answers):
-            self.moment.leaked = f"the {side} side does not answer a cancel for request {message.request}"
+        if message.kind == contract.CANCEL and (count := [one.kind for one in answers].count(contract.CANCEL_ACK)) != 1:
+            self.moment.leaked = f"the {side} side answers a cancel for request {message.request} {count} times"
         after = self._visible(side)
         acted = after != before or bool(answers)
         if message.kind == contract.OFFER:
@@ -155,10 +163,12 @@ class TransportWatch(Trial):
             self._arrived.setdefault((side, parcel.number), self.now_ns)
         if is_stale or is_double:
             self.moment.num_repeated += 1
-            if after != before:
+            begun = [one.kind for one in answers if one.request == message.request and one.kind in TRANSFERRING]
+            if after != before or begun or (side == PREFILL and len(self.must(self.subject.reading)) > num_reading):
                 what = f"{message.kind} of attempt {message.attempt}, generation {message.generation}"
                 why = "had arrived before" if is_double else "counts no more"
-                self.moment.repeated = f"{what} for request {message.request} {why}, and changed what the side has"
+                did = f"was followed by {begun[0]}" if begun else "changed what the side has, or sends"
+                self.moment.repeated = f"{what} for request {message.request} {why}, and {did}"
 
     def _is_stale(self, side: str, seen: AttemptSeen, message: Message) -> bool:
         """Return whether the request has a newer attempt, or the worker that took part in this one is gone.

@@ -232,3 +232,36 @@ class ForgetsWithTheDevice(DecodeSide):
     def worker_lost(self, epoch, now_ns):
         super().worker_lost(epoch, now_ns)
         self._ended = EndedTransfers(self.timing)
+
+
+@DECODING.breaks("HANDOFF-04")
+class TakesUpWhatHasEnded(DecodeSide):
+    """An offer that comes again behind the end of its attempt begins a transfer."""
+
+    def _offered(self, peer, offer, now_ns):
+        name = (peer, offer.key.request_id)
+        ended = self._ended.get(name)
+        if ended is not None and ended.key == offer.key and not ended.joined:
+            self._ended.forget(name)
+        return super()._offered(peer, offer, now_ns)
+
+
+@DECODING.breaks("HANDOFF-04")
+class RemembersTheAttemptItHad(DecodeSide):
+    """Of a cancel the attempt that was open is remembered, and not the later one that it ends, too."""
+
+    def _cancelled(self, peer, message, now_ns):
+        name = (peer, message.key.request_id)
+        transfer = self._transfers.get(name)
+        understood = super()._cancelled(peer, message, now_ns)
+        if understood and transfer is not None:
+            self._ended.add(name, transfer.key, False, now_ns)
+        return understood
+
+
+@DECODING.breaks("HANDOFF-03")
+class AnswersNothingBehindAFence(DecodeSide):
+    """The answer to a cancel is not understood once a fence is up, and the slots are kept until that has passed."""
+
+    def _cancel_answered(self, transfer, now_ns):
+        return transfer.state is not TransferState.FENCED and super()._cancel_answered(transfer, now_ns)

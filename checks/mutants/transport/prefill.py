@@ -9,6 +9,7 @@ from ....core.contract.request import FinishReason
 from ....core.handoff import DecodeSide, PrefillSide, TransferState
 from ....core.handoff.life import TransferCounts
 from ....core.handoff.messages import Nack, TransferKey
+from ....core.handoff.transfer import Outgoing
 from ....core.scheduler.output import OutputLog
 from ....core.scheduler.transfers import Transfers
 from ....properties.transport.contract import Ended
@@ -351,3 +352,14 @@ class ForgetsWhatWasShown(Transfers):
 
     def _join_of(self, record):
         return replace(super()._join_of(record), num_emitted=1)
+
+
+@PREFILLING.breaks("HANDOFF-04")
+class TakesWhatItsTableRefuses(Outgoing):
+    """An event that the table does not have for a state is taken, too: a second accept has all pages sent again."""
+
+    __slots__ = ()
+
+    def try_move(self, event):
+        super().try_move(event)
+        return True
