@@ -173,7 +173,9 @@ def at_origins(error: ConfigError, origins: Mapping[str, str]) -> ConfigError:
 SETTINGS = "--set"
 OVERRIDES = "overrides"
 DEFAULT = "default"
-WHOLE_TABLES = ("speculation.adaptive", "speculation.num_draft_tokens")  # values, not tables of keys
+WHOLE_TABLES = tuple(  # values, not tables of keys
+    f"speculation.{key}" for key in ("adaptive", "num_draft_tokens", "round_times", "confidence_temperatures")
+)
 
 
 def load_scenario(

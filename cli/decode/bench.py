@@ -178,7 +178,8 @@ OWN = {  # options of a session of which a benchmark says more
 }
 # What cells decide, and what a benchmark keeps as it is, is no option of it.
 SHARED = SESSION.keys() - {
-    *("adaptive", "policy", "accept_rule", "max_running", "context_len", "kv_tokens", "window_kv", "debug")
+    *("adaptive", "policy", "round_times", "confidence_temperatures"),
+    *("accept_rule", "max_running", "context_len", "kv_tokens", "window_kv", "debug"),
 }
 
 _MODELS = {"model", "draft", "dtype", "seed", "as_json", "quiet"}

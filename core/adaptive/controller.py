@@ -380,12 +380,14 @@ def build_controller(
     *,
     initial_steps: int | None = None,
     cost_table: CostTable | PassCosts | None = None,
+    temperatures: tuple[float, ...] = (),
     **shape: Any,
 ) -> AdaptiveController:
     """Return a controller from a policy's name. Raises `ConfigError` for an unknown name, or `goodput` and `confidence`
     without a cost table.
 
     `fixed` takes `initial_steps` (default: the middle of the table's candidates) and needs no more of the table.
+    `temperatures`: of confidences, for each draft position; `confidence` alone makes use of them.
     """
     if policy == "fixed":
         steps = initial_steps if initial_steps is not None else AdaptiveSpeculativeParams(None, config).initial_steps
@@ -404,6 +406,7 @@ def build_controller(
             raise ConfigError.of("<arguments>", "cost_table", "has no times of passes; confidence decides with them")
         if shape.get("topk", 1) > 1 or not shape.get("depth_limited", True):
             raise ConfigError.of("<arguments>", "policy", "confidence is for chains that a model drafts: topk 1")
-        return AdaptiveController(ConfidencePolicy(load_adaptive_config(config), cost_table, initial_steps), **shape)
+        chooser = ConfidencePolicy(load_adaptive_config(config), cost_table, initial_steps, temperatures)
+        return AdaptiveController(chooser, **shape)
     message = f"is {policy!r}; expected one of {', '.join(POLICIES)}"
     raise ConfigError.of("<arguments>", "policy", message)

@@ -156,12 +156,19 @@ class DraftBudget:
 
     A confidence is the probability that the draft itself gives its first choice. By `slope` and `biases` the device
     reads a probability of acceptance from it, and verifies the `drafts` drafts of the batch that most probably are
-    reached and accepted: `choose_nodes` in `core/adaptive/lengths/survival.py`.
+    reached and accepted: `choose_nodes` in `core/adaptive/lengths/survival.py`. `temperatures`, of draft position 1,
+    2, …, divide the slope; none: it is the same at each position.
     """
 
     drafts: int  # drafts that the target verifies in a round, over all rows; roots come on top
     slope: float
     biases: tuple[float, ...]  # of draft position 1, 2, …; at least as many as the steps of the round
+    temperatures: tuple[float, ...] = ()
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """The slope at each draft position, as many as there are biases."""
+        return tuple(self.slope / one for one in self.temperatures or (1.0,) * len(self.biases))
 
 
 @dataclass(slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from ..adaptive import AdaptiveController
 from ..algorithm.algorithm import DraftKV, SpecAlgorithm
 from ..contract.step import PLAIN_ROUND, RoundShape
-from ..errors import ConfigError, Problem
+from ..errors import ConfigError, Problem, nearest
 from ..kv.counting import CountingStore
 from ..kv.groups import GroupSizes, KVGroup, StoreSizes
 from ..kv.host_tier import HostTier
@@ -244,3 +244,54 @@ def make_store(config: EngineConfig, sizes: EngineSizes, algorithm: SpecAlgorith
     key_kind = algorithm.prefix_key_kind()
     host = HostTier(config.host_pages, config.page_size, key_kind) if config.host_pages else None
     return KVStore(held, RadixCache(config.page_size, key_kind, config.eviction_policy), host, at_once)
+
+
+Mode = Literal["overlap", "synchronous"]
+MODES: tuple[Mode, ...] = ("overlap", "synchronous")
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChoice:
+    """The scheduling mode of an engine, and the reason for it."""
+
+    mode: Mode
+    reason: str
+
+
+def choose_mode(
+    asked_for: Mode | None,
+    *,
+    page_size: int,
+    topk: int,
+    backend: str,
+    backend_supports_paged_trees: bool,
+    algorithm: str,
+    algorithm_supports_overlap: bool,
+    device_is_host: bool = False,
+) -> ModeChoice:
+    """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
+
+    Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with
+    pages (page_size > 1) need a page layout of draft branches that the backend does not declare. If `device_is_host`,
+    one CPU plans and computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
+    """
+    problems = []
+    if asked_for is not None and asked_for not in MODES:
+        problems.append(Problem("mode", f"{asked_for!r} is neither of {', '.join(MODES)}{nearest(asked_for, MODES)}"))
+    if page_size < 1:
+        problems.append(Problem("page_size", f"{page_size} is less than 1"))
+    if topk < 1:
+        problems.append(Problem("topk", f"{topk} is less than 1"))
+    if problems:
+        raise ConfigError("<arguments>", problems)
+
+    if asked_for == "synchronous":
+        return ModeChoice("synchronous", "synchronous mode was asked for")
+    if asked_for is None and device_is_host:
+        return ModeChoice("synchronous", "a CPU computes where the host would plan ahead")
+    if not algorithm_supports_overlap:
+        return ModeChoice("synchronous", f"algorithm {algorithm} does not support overlap mode")
+    if page_size > 1 and topk > 1 and not backend_supports_paged_trees:
+        trees = f"trees (topk = {topk}) with pages (page_size = {page_size})"
+        return ModeChoice("synchronous", f"backend {backend} does not support {trees} in overlap mode")
+    return ModeChoice("overlap", "overlap mode was asked for" if asked_for else "overlap mode is the default")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from ..adaptive import AdaptiveConfig, AdaptiveController, Costs, SlotConfig, build_controller, costs_from_json
 from ..adaptive.config import (
@@ -24,6 +24,7 @@ from ..adaptive.config import (
     read_tree_nodes,
 )
 from ..adaptive.draft_shape import DraftTreeShape
+from ..adaptive.lengths.interchange import GivenTable, load_files, load_temperatures
 from ..adaptive.policy import RangeRouter
 from ..algorithm.algorithm import Drafter, SpecAlgorithm
 from ..algorithm.registry import get_algorithm
@@ -32,60 +33,9 @@ from ..contract.step import RoundShape
 from ..contract.text import NoTextDecoder, TextDecoder
 from ..errors import ConfigError, ForedraftError, Problem, nearest
 from ..tree.build import MAX_TREE_NODES, tree_capacity
-from .config import OMITTED, EngineConfig, EngineRole, EngineSizes
+from .config import OMITTED, EngineConfig, EngineRole, EngineSizes, Mode, choose_mode
 from .engine import Engine
 from .rules import SETTINGS, rules_from_json
-
-Mode = Literal["overlap", "synchronous"]
-MODES: tuple[Mode, ...] = ("overlap", "synchronous")
-
-
-@dataclass(frozen=True, slots=True)
-class ModeChoice:
-    """The scheduling mode of an engine, and the reason for it."""
-
-    mode: Mode
-    reason: str
-
-
-def choose_mode(
-    asked_for: Mode | None,
-    *,
-    page_size: int,
-    topk: int,
-    backend: str,
-    backend_supports_paged_trees: bool,
-    algorithm: str,
-    algorithm_supports_overlap: bool,
-    device_is_host: bool = False,
-) -> ModeChoice:
-    """Choose the mode. `asked_for` None means the user left the choice; `topk` 1 stands for chains and no speculation.
-
-    Overlap is chosen unless synchronous mode was asked for, the algorithm has no overlap, or trees (topk > 1) with
-    pages (page_size > 1) need a page layout of draft branches that the backend does not declare. If `device_is_host`,
-    one CPU plans and computes, so synchronous mode is the default. Raises `ConfigError` for wrong arguments.
-    """
-    problems = []
-    if asked_for is not None and asked_for not in MODES:
-        problems.append(Problem("mode", f"{asked_for!r} is neither of {', '.join(MODES)}{nearest(asked_for, MODES)}"))
-    if page_size < 1:
-        problems.append(Problem("page_size", f"{page_size} is less than 1"))
-    if topk < 1:
-        problems.append(Problem("topk", f"{topk} is less than 1"))
-    if problems:
-        raise ConfigError("<arguments>", problems)
-
-    if asked_for == "synchronous":
-        return ModeChoice("synchronous", "synchronous mode was asked for")
-    if asked_for is None and device_is_host:
-        return ModeChoice("synchronous", "a CPU computes where the host would plan ahead")
-    if not algorithm_supports_overlap:
-        return ModeChoice("synchronous", f"algorithm {algorithm} does not support overlap mode")
-    if page_size > 1 and topk > 1 and not backend_supports_paged_trees:
-        trees = f"trees (topk = {topk}) with pages (page_size = {page_size})"
-        return ModeChoice("synchronous", f"backend {backend} does not support {trees} in overlap mode")
-    return ModeChoice("overlap", "overlap mode was asked for" if asked_for else "overlap mode is the default")
-
 
 DEFAULT_STEPS = 3
 DEFAULT_TREE_NODES = 16
@@ -111,6 +61,7 @@ class EngineSpec:
     cost_table: Costs | None = None  # of the policies goodput and confidence
     graph_sizes: tuple[int, ...] | None = None  # captured batch sizes, which the controller routes by; None: no graphs
     decodes_text: bool = False  # the engine has a tokenizer, so it takes requests with stop strings
+    temperatures: tuple[float, ...] = ()  # of confidences, by draft position; none: the policy learns how to read them
 
     @property
     def lacks_costs(self) -> bool:
@@ -191,6 +142,7 @@ class EngineSpec:
             self.adaptive,
             initial_steps=self.initial_steps,
             cost_table=self.cost_table,
+            temperatures=self.temperatures,
             topk=self.topk,
             num_draft_tokens=self.num_draft_tokens,
             depth_limited=self.make_algorithm().drafter is not Drafter.LOOKUP,
@@ -213,7 +165,8 @@ class EngineSpec:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         slots = zip(self.adaptive.bounds, self.adaptive.slots, strict=True)
-        return {field.name: getattr(self, field.name) for field in fields(self)} | {
+        written = [field.name for field in fields(self) if field.name != "temperatures" or self.temperatures]
+        return {name: getattr(self, name) for name in written} | {
             "config": self.config.to_json(),
             "adaptive": {str(bound): _slot_to_json(slot) for bound, slot in slots},
             "num_draft_tokens": _nodes_to_json(self.num_draft_tokens),
@@ -224,6 +177,7 @@ class EngineSpec:
     @classmethod
     def from_json(cls, value: Any, source: str) -> EngineSpec:
         """Read the object that `to_json` wrote. Raises ConfigError with `source` and every key that does not fit."""
+        value = {"temperatures": (), **value} if isinstance(value, Mapping) else value
         _check_keys(value, cls, "engine", source)
         config = _config_from_json(value["config"], "engine.config", source)
         table, sizes = value["cost_table"], value["graph_sizes"]
@@ -232,11 +186,16 @@ class EngineSpec:
         if problems:
             raise ConfigError(source, problems)
         try:
+            adaptive, temperatures = load_adaptive_config(value["adaptive"], source), value["temperatures"]
+            if temperatures:
+                given = {"temperatures": temperatures}
+                temperatures = load_temperatures(given, adaptive.candidate_steps[-1], source)
             spec = cls(
                 **{
                     **value,
                     "config": config,
-                    "adaptive": load_adaptive_config(value["adaptive"], source),
+                    "adaptive": adaptive,
+                    "temperatures": tuple(temperatures),
                     "num_draft_tokens": nodes,
                     "cost_table": costs_from_json(table, source),
                     "graph_sizes": None if sizes is None else tuple(sizes),
@@ -268,7 +227,9 @@ class SpeculationChoice:
     "default" for `ema`, 0 … 7 steps at every batch size for `goodput` and `confidence`. `steps` are the steps of a
     fixed policy, of every round of `confidence` without a table, or the first steps of another policy.
     `num_draft_tokens`: nodes of every tree, or a number for each step count; by default as many as its steps can fill,
-    at most 16. Without speculation, steps, policy and table have no meaning. `source` names the choice in messages.
+    at most 16. Without speculation, steps, policy and table have no meaning. `round_times`, by which `confidence`
+    chooses with fixed steps, and `confidence_temperatures` are files of SGLang or what is in them
+    (`core/adaptive/lengths/interchange.py`). `source` names the choice in messages.
     """
 
     policy: str | None = None
@@ -278,6 +239,8 @@ class SpeculationChoice:
     adaptive: str | Mapping[str, Any] | None = None
     probe_backoff: bool = True
     mode: Mode | None = None
+    round_times: GivenTable | None = None
+    confidence_temperatures: GivenTable | None = None
     source: str = "<arguments>"
 
 
@@ -306,6 +269,10 @@ def resolve_spec(
     """Resolve what a user chose; `config` comes back with the scheduling mode and its reason. Raises ConfigError and
     other ForedraftErrors."""
     policy, steps, table = _steps_of(algorithm, choice, backend.num_heads, read_file)
+    times, temperatures = None, ()
+    if policy == "confidence":
+        files = choice.round_times, choice.confidence_temperatures
+        times, temperatures = load_files(*files, table.candidate_steps, choice.source, read_file)
     chosen = choose_mode(
         choice.mode,
         page_size=config.page_size,
@@ -324,8 +291,10 @@ def resolve_spec(
         initial_steps=steps,
         topk=choice.topk,
         num_draft_tokens=_tree_nodes(algorithm, table, choice.topk, choice.num_draft_tokens, choice.source),
+        cost_table=times,
         graph_sizes=None if backend.graph_sizes is None else tuple(backend.graph_sizes),
         decodes_text=False,
+        temperatures=temperatures,
     )
 
 

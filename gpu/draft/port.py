@@ -37,7 +37,7 @@ class BudgetInputs:
     """By which the device chooses the nodes of rows (`core.contract.step.DraftBudget`)."""
 
     drafts: Tensor  # int64 [1]
-    weights: Tensor  # float64 [1 + steps]: the slope, then the bias of each position
+    weights: Tensor  # float64 [2, steps]: the slope and the bias of each position
 
 
 @dataclass(frozen=True, slots=True)

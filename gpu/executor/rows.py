@@ -41,11 +41,11 @@ class HostBudget(NamedTuple):
     """`BudgetInputs` on the host."""
 
     drafts: np.ndarray  # int64 [1]
-    weights: np.ndarray  # float64 [1 + steps]
+    weights: np.ndarray  # float64 [2, steps]
 
     @classmethod
     def of(cls, budget: DraftBudget, steps: int) -> HostBudget:
-        return cls(np.array([budget.drafts], np.int64), np.array([budget.slope, *budget.biases[:steps]]))
+        return cls(np.array([budget.drafts], np.int64), np.array([budget.slopes[:steps], budget.biases[:steps]]))
 
 
 class Rows:

@@ -60,7 +60,8 @@ def step_from_json(value: Mapping[str, Any]) -> Step:
 def _decode(found: Mapping[str, Any]) -> DecodeStep:
     budget = found["budget"]
     if budget is not None:
-        budget = DraftBudget(**{**budget, "biases": tuple(budget["biases"])})
+        lists = {name: tuple(budget[name]) for name in ("biases", "temperatures")}
+        budget = DraftBudget(**{**budget, **lists})
     return DecodeStep(**{**found, "shape": RoundShape(*found["shape"]), "budget": budget})
 
 

@@ -205,6 +205,8 @@ def speculation_of(options: SessionOptions) -> SpeculationChoice:
         options.num_draft_tokens,
         options.adaptive,
         mode=None if options.overlap is None else "overlap" if options.overlap else "synchronous",
+        round_times=options.round_times,
+        confidence_temperatures=options.confidence_temperatures,
         source=ARGUMENTS,
     )
 
@@ -254,12 +256,14 @@ def without_effect(options: SessionOptions, algorithm: SpecAlgorithm, device: st
     """Return every option that this algorithm or device makes no use of, with the reason."""
     reasons = {
         "drafts_nothing": f"{algorithm.name} drafts nothing; give a draft, or an algorithm that needs none (NGRAM)",
+        "ignores_confidences": "only the policy confidence makes use of it",
         "draws_nothing": f"{algorithm.name} draws no drafts; a draft model does, or one head, that drafts step by step",
         "no_overlap": f"algorithm {algorithm.name} does not support overlap mode",
         "not_the_cpu": f"{device} computes, not the CPU",
     }
     holds = {
         "drafts_nothing": not algorithm.is_speculative,
+        "ignores_confidences": options.policy != "confidence" or not algorithm.is_speculative,
         "draws_nothing": algorithm.drafter not in (Drafter.MODEL, Drafter.HEAD) or algorithm.in_one_pass,
         "no_overlap": not algorithm.supports_overlap,
         "not_the_cpu": device != "cpu",

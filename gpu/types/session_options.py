@@ -112,6 +112,26 @@ class SessionOptions:
             unused="drafts_nothing",
         ),
     )
+    round_times: str | None = field(
+        default=None,
+        metadata=_about(
+            "With --policy confidence and --steps: choose by the times of rounds in SGLang's file "
+            "(--speculative-dspark-sps-table-path). Default: they are measured when the session opens.",
+            SPECULATION,
+            "FILE",
+            unused="ignores_confidences",
+        ),
+    )
+    confidence_temperatures: str | None = field(
+        default=None,
+        metadata=_about(
+            "With --policy confidence: read confidences by the temperatures in SGLang's file "
+            "(--speculative-dspark-confidence-sts-path). Default: how to read them is learned.",
+            SPECULATION,
+            "FILE",
+            unused="ignores_confidences",
+        ),
+    )
     accept_rule: str | None = field(
         default=None,
         metadata=_about(

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from ...core.adaptive.interchange import import_table, to_json
+from ...core.adaptive.table_text import parse_table
 from ...core.contract.step import RoundShape
 from ...core.errors import Problem, count_of
 from ...core.parsing import parse_json
@@ -24,6 +25,7 @@ ALGORITHMS = {
 BLOCK_DRAFTS = {"DFLASH": 15, "DSPARK": 7}  # where neither the command nor the draft's file says it
 EAGLES = ("EAGLE", "EAGLE3")
 RAGGED = "SGLANG_RAGGED_VERIFY_MODE"
+RAGGED_MODES = ("static", "cap-accept", "compact")
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 HOST_RATIO = 2.0  # --hicache-ratio
@@ -270,9 +272,44 @@ def _blocks(given: Given, algorithm: str, nodes: int | None) -> None:
         given.assumed.append(f"rounds draft {count_of(steps, 'token')}, by {by}")
     if draft is not None:
         given.settings["model.draft"] = draft
-    policy = "fixed" if given.environment.get(RAGGED, "static") == "static" else "confidence"
-    given.settings |= {"speculation.algorithm": found, "speculation.policy": policy, "speculation.steps": steps}
+    given.settings |= {"speculation.algorithm": found, "speculation.policy": "fixed", "speculation.steps": steps}
+    given.settings |= _verification(given, is_own)
     _pretended(given, steps, 1)
+
+
+def _verification(given: Given, has_confidences: bool) -> dict[str, Any]:
+    """Return the keys of adaptive verification. SGLang has it for DSPARK alone, and verifies all drafts if it is given
+    no times of rounds."""
+    files = {
+        "speculation.round_times": "speculative-dspark-sps-table-path",
+        "speculation.confidence_temperatures": "speculative-dspark-confidence-sts-path",
+    }
+    named = {key: path for key, name in files.items() if (path := given.text(name)) is not None}
+    mode = given.environment.get(RAGGED, RAGGED_MODES[0])
+    if mode not in RAGGED_MODES:
+        given.problems.append(Problem(RAGGED, f"is {mode!r}; expected {' or '.join(RAGGED_MODES)}"))
+        return {}
+    if mode == "cap-accept":
+        given.not_modelled[RAGGED] = f"{mode}: all drafts are verified, and what is accepted is cut afterwards"
+    if mode == "compact" and has_confidences and "speculation.round_times" in named:
+        tables = {key: _file(given, path) for key, path in named.items()}
+        return {"speculation.policy": "confidence", **tables}
+    lacks = {
+        "an algorithm with confidences (DSPARK)": has_confidences,
+        f"{RAGGED}=compact": mode != RAGGED_MODES[0],
+        f"--{files['speculation.round_times']}": "speculation.round_times" in named,
+    }
+    if mode == "compact" or named:
+        lacking = next((what for what, there in lacks.items() if not there), None)
+        if lacking is not None:
+            given.assumed.append(f"WARNING: without {lacking} SGLang verifies all drafts of each row")
+    return {}
+
+
+def _file(given: Given, path: str) -> Any:
+    """Return the place of a JSON file, or its contents if the command writes it."""
+    text = given.written.get(path)
+    return given.place(path) if text is None else parse_table(text, path)
 
 
 def _adapts(given: Given, algorithm: str, topk: int | None) -> bool:

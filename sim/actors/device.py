@@ -295,7 +295,7 @@ class SimulatedDevice:
         assert budget is not None, "only a budget leaves something to choose"
         positions = batch.position_end - left
         confidence = self._cache(decode).confidence(batch.indices, batch.keys, positions, shape.steps)
-        survival = np.cumprod(acceptance_of(confidence, budget.slope, budget.biases), axis=1)
+        survival = np.cumprod(acceptance_of(confidence, budget.slopes, budget.biases), axis=1)
         most = np.full(len(survival), shape.nodes) if decode.row_nodes is None else decode.row_nodes
         return ChosenNodes(choose_nodes(survival, most, budget.drafts), confidence)
 

@@ -38,11 +38,14 @@ def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
 
 
 def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> PassCosts:
-    """Return the times of passes for the policy confidence: of drafting by steps and rows, and of everything else by
-    the tokens that are verified. Raises ConfigError where no times of rounds of unequal rows are known."""
+    """Return the times of passes for the policy confidence: those that were given, else of drafting by steps and rows,
+    and of everything else by the tokens that are verified. Raises ConfigError where no times of rounds of unequal rows
+    are known."""
     if not isinstance(cost, RoundCost):
         message = "confidence needs times of rounds whose rows differ; the profile has those of equal rows"
         raise ConfigError.of("speculation", "policy", message)
+    if isinstance(spec.cost_table, PassCosts):
+        return spec.cost_table
     most, candidates = spec.config.max_running, spec.adaptive.candidate_steps
     deepest = RoundShape.chain(candidates[-1])
     rows = sorted(

@@ -43,6 +43,10 @@ def policy_is_not_ema(run: Any, key: str) -> str | None:
     return None if policy == "ema" else f"the policy {policy} does not try drafts so, as ema does"
 
 
+def policy_is_not_confidence(run: Any, key: str) -> str | None:
+    return None if run.spec.policy == "confidence" else f"the policy {run.spec.policy} makes no use of confidences"
+
+
 def nothing_to_choose(run: Any, key: str) -> str | None:
     is_confident = run.spec.policy == "confidence" and run.spec.max_steps > 0
     if (

@@ -87,6 +87,28 @@ class Speculation(ScenarioTable):
         description="ema: whether each failed try of drafts after 0 steps doubles the wait for the next, up to 32 "
         "decisions; false: every decision tries (SGLang); for tables that do not say; default: as in the server",
     )
+    round_times: Annotated[
+        str | dict[str, Any] | None,
+        NoEffect(when.not_speculative),
+        NoEffect(when.policy_is_not_confidence),
+        NoEffect(when.zero_steps),
+        sglang("speculative-dspark-sps-table-path N", by="speculation"),
+    ] = Field(
+        default=None,
+        description="confidence with steps: the times of rounds by which drafts are chosen, as SGLang's file of steps per "
+        "second or of a sum of two functions, or what is in it; the device keeps its own times; default: the simulator's",
+    )
+    confidence_temperatures: Annotated[
+        str | dict[str, Any] | None,
+        NoEffect(when.not_speculative),
+        NoEffect(when.policy_is_not_confidence),
+        NoEffect(when.zero_steps),
+        sglang("speculative-dspark-confidence-sts-path N", by="speculation"),
+    ] = Field(
+        default=None,
+        description="confidence: temperatures of the drafts' confidences by position, as SGLang's file, or what is in it; "
+        "default: slope and biases are learned",
+    )
     verify: Annotated[
         Literal["all", "remaining"],
         NoEffect(when.not_speculative, says="all"),

@@ -54,6 +54,25 @@ SETTINGS = {
     ),
     "a table that is a word": (["hardware=H100"], ["hardware", "'H100' is no table", "such as hardware.gpu"]),
     "contradicting acceptance": (["acceptance.preset=chat", "acceptance.mean_length=2.0"], ["contradicts", "preset"]),
+    "times of rounds for one number of steps of several": (
+        ["speculation.policy=confidence", "speculation.round_times=times.json"],
+        ["speculation.round_times", "give steps alone"],
+    ),
+    "times of rounds that fall": (
+        [
+            *("speculation.policy=confidence", "speculation.steps=3"),
+            "speculation.round_times={sample_batch_tokens=[1, 9], sample_steps_per_sec=[5.0, 6.0], max_batch_tokens=9}",
+        ],
+        ["speculation.round_times: sample_steps_per_sec[1]", "is 6.0, more than 5.0"],
+    ),
+    "temperatures of other positions": (
+        [
+            "speculation.policy=confidence",
+            "speculation.steps=3",
+            "speculation.confidence_temperatures={temperatures=[1.0]}",
+        ],
+        ["speculation.confidence_temperatures: temperatures", "one for each draft step"],
+    ),
     "a file that is not there": (["acceptance.recorded=none.csv"], ["none.csv", "cannot be read"]),
 }
 

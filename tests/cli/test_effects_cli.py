@@ -88,6 +88,11 @@ NONE = ("--algorithm", "NONE")
         ([*NONE, "--num-draft-tokens", 4], "--num-draft-tokens: has no effect: NONE"),
         ([*NONE, "--topk", 4], "topk: NONE drafts no trees"),
         ([*NONE, "--steps", 3], "steps: has no effect: NONE"),
+        (
+            ["--round-times", "none/such.json"],
+            "--round-times: has no effect: only the policy confidence makes use of it",
+        ),
+        ([*NONE, "--confidence-temperatures", "t.json"], "--confidence-temperatures: has no effect: only the policy"),
         (["--top-p", 0.9], "--top-p: has no effect: every request is greedy"),
         (["--top-k", 5], "--top-k: has no effect: every request is greedy"),
     ],

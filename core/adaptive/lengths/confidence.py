@@ -21,7 +21,7 @@ In the beginning the most steps are drafted, until enough rows have shown what e
 The estimator maps a confidence to the probability of acceptance: p = sigmoid(slope · x + bias of the position), x the
 confidence's log-odds. Every 100 results it takes one damped Newton step: n labels take n / (n + 50) of it, for the
 slope those of all positions, for a bias those of its own. It learns from drafts that were verified, up to the first
-rejection of each row.
+rejection of each row. With temperatures the slope is 1, each position's is divided by its own, and nothing is learned.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ _DECIMALS = 6  # of slope and biases, so that other machines round alike
 class AcceptanceCurve:
     """The slope and the biases by which confidences are read, learned from verify results."""
 
-    def __init__(self, depth: int, most_labels: float = math.inf) -> None:
-        """Take a step as soon as there are `most_labels`, too."""
+    def __init__(self, depth: int, most_labels: float = math.inf, temperatures: tuple[float, ...] = ()) -> None:
+        """Take a step as soon as there are `most_labels`, too; with `temperatures`, one for each position, never."""
         self._most_labels = most_labels
-        self.slope: float = FIRST_SLOPE
-        self.biases: tuple[float, ...] = (FIRST_BIAS,) * depth
+        self.temperatures = temperatures
+        self.slope: float = 1.0 if temperatures else FIRST_SLOPE
+        self.biases: tuple[float, ...] = (0.0 if temperatures else FIRST_BIAS,) * depth
         self.num_updates = 0
         self._results = 0
         self._clear()
@@ -77,6 +78,8 @@ class AcceptanceCurve:
 
     def add(self, confidence: np.ndarray, row_nodes: np.ndarray, accept_lens: np.ndarray) -> None:
         """Take one round's valid rows: confidences [n, steps], nodes verified and accepted, int [n] each."""
+        if self.temperatures:
+            return
         steps = confidence.shape[1]
         position = np.arange(1, steps + 1)
         is_label = (position < row_nodes[:, None]) & (position <= accept_lens[:, None])
@@ -113,6 +116,14 @@ class AcceptanceCurve:
         self.num_updates += 1
         self._clear()
 
+    def budget(self, drafts: int) -> DraftBudget:
+        return DraftBudget(drafts, self.slope, self.biases, self.temperatures)
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """The slope at each position."""
+        return self.budget(0).slopes
+
     def snapshot(self) -> dict[str, object]:
         return {"slope": self.slope, "biases": list(self.biases), "updates": self.num_updates}
 
@@ -148,7 +159,13 @@ class ConfidencePolicy(RowBudgets):
     name = "confidence"
     parking: Parking = NEVER_PARKED
 
-    def __init__(self, config: str | Mapping[str, Any] | AdaptiveConfig, costs: PassCosts, initial_steps: int | None):
+    def __init__(
+        self,
+        config: str | Mapping[str, Any] | AdaptiveConfig,
+        costs: PassCosts,
+        initial_steps: int | None,
+        temperatures: tuple[float, ...] = (),
+    ):
         self.config: AdaptiveConfig = load_adaptive_config(config)
         missing = set(self.config.candidate_steps) - set(costs.steps)
         if missing:
@@ -157,7 +174,8 @@ class ConfidencePolicy(RowBudgets):
         self.switches = 0
         self.num_invalid = 0  # rows of results whose confidences were no probabilities
         depth = self.config.candidate_steps[-1]
-        self.curve: AcceptanceCurve = AcceptanceCurve(depth, LABELS_PER_UPDATE if costs.budget_ns else math.inf)
+        most_labels = LABELS_PER_UPDATE if costs.budget_ns else math.inf
+        self.curve: AcceptanceCurve = AcceptanceCurve(depth, most_labels, temperatures)
         self._depth = depth
         self._steps = depth if initial_steps is None else initial_steps
         self._candidates = np.array(self.config.candidate_steps)
@@ -289,7 +307,7 @@ class ConfidencePolicy(RowBudgets):
         """Return the survival of each row's drafts, float64 [bs, depth]; 1 for rows without confidences."""
         self._reach(int(rows.max(initial=0)))
         odds = self._odds[rows]
-        p = 1.0 / (1.0 + np.exp(-(self.curve.slope * odds + np.array(self.curve.biases))))
+        p = 1.0 / (1.0 + np.exp(-(np.array(self.curve.slopes) * odds + np.array(self.curve.biases))))
         p = np.where(np.isnan(odds), self._mean, p)
         p[self._epochs[rows] != epochs] = 1.0
         survival: np.ndarray = np.cumprod(p, axis=1)
@@ -304,7 +322,7 @@ class ConfidencePolicy(RowBudgets):
     def budget_for(self, shape: RoundShape) -> DraftBudget | None:
         if not shape.steps or self._rest:
             return None
-        return DraftBudget(self._budgets[shape.steps], self.curve.slope, self.curve.biases)
+        return self.curve.budget(self._budgets[shape.steps])
 
     # --- the result ---
 
@@ -326,7 +344,7 @@ class ConfidencePolicy(RowBudgets):
         self._odds[rows] = np.nan
         self._odds[rows, :steps] = log_odds(confidence[kept])
         self._mean[:steps] += 0.02 * (
-            acceptance_of(confidence[kept], self.curve.slope, self.curve.biases).mean(axis=0) - self._mean[:steps]
+            acceptance_of(confidence[kept], self.curve.slopes, self.curve.biases).mean(axis=0) - self._mean[:steps]
         )
         self.curve.add(confidence[kept], nodes[kept], lens[kept])
         if not self._may_rest:

@@ -23,6 +23,8 @@ from ...errors import ConfigError, Problem
 from ..cost_table import CostTable
 
 _LARGEST = 1 << 53
+_OPTIONAL = ("beside_prompts", "budget_ns")
+NO_LIMIT = _LARGEST  # of captured tokens: a staircase without an end
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class PassCosts:
     `verify_ns[j]`: the target's pass over `tokens[j]`, and what follows it. `captured_tokens`: the largest captured
     size, 0 without graphs. `kv_token_ps[i]`: picoseconds for each KV token that the batch reads, draft and target.
     `budget_ns`: what a budget adds to a round, whatever it is: confidences are computed, and rows are packed. 0: all
-    rounds have one.
+    rounds have one. `beside_prompts`: whether the two greatest sizes say what rounds with prompts beside them take; if
+    not, these take the times of rounds alone.
     """
 
     steps: tuple[int, ...]
@@ -45,6 +48,7 @@ class PassCosts:
     kv_token_ps: tuple[int, ...]
     captured_tokens: int = 0
     budget_ns: int = 0
+    beside_prompts: bool = True
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -69,19 +73,24 @@ class PassCosts:
     def eager_times(self, tokens: np.ndarray) -> Float64Array:
         """Return the share of so many tokens, ns, in passes that prompts make larger than all captured sizes: the line
         through the two greatest sizes."""
+        if not self.beside_prompts:
+            return self.verify_times(tokens)
         sizes = np.array(self.tokens[-2:])
         times = self.verify_times(sizes)
         slope = (times[-1] - times[0]) / max(sizes[-1] - sizes[0], 1)
         return np.asarray(times[-1] + slope * (tokens - sizes[-1]), dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        table = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.beside_prompts:
+            del table["beside_prompts"]
+        return table
 
     @classmethod
     def from_json(cls, table: Any, source: str = "<pass costs>") -> PassCosts:
         """Read the object that `to_json` returned. Raises `ConfigError` with the source and all problems."""
         names = [field.name for field in fields(cls)]
-        if not isinstance(table, Mapping) or sorted({"budget_ns", *table}) != sorted(names):
+        if not isinstance(table, Mapping) or sorted({*_OPTIONAL, *table}) != sorted(names):
             raise ConfigError.of(source, "", f"expected an object with {', '.join(names)}")
         try:
             frozen: dict[str, Any] = {
@@ -128,6 +137,8 @@ def _problems(table: PassCosts) -> list[Problem]:
     for name in ("captured_tokens", "budget_ns"):
         if not _are_integers((getattr(table, name),), 0):
             problems.append(Problem(name, f"is {getattr(table, name)!r}; expected an integer >= 0"))
+    if type(table.beside_prompts) is not bool:
+        problems.append(Problem("beside_prompts", f"is {table.beside_prompts!r}; expected true or false"))
     if problems:
         return problems
     if not _are_integers(table.kv_token_ps, 0) or len(table.kv_token_ps) != len(table.steps):

@@ -3,7 +3,7 @@
 The confidence of a draft is the probability that the draft model itself gives its first choice. Its log-odds x, within
 ±40, are mapped to the probability that the target accepts the draft at position k, if it accepts those before:
 
-    p = 1 / (1 + exp(−(slope · x + bias[k])))           survival[k] = p[1] · … · p[k]
+    p = 1 / (1 + exp(−(slope[k] · x + bias[k])))        survival[k] = p[1] · … · p[k]
 
 The drafts of a batch are ordered by survival. Survival falls along a row, so the first B of all rows are the first few
 of each row. A row whose confidences are not all in 0 … 1 counts as certain: it verifies as many as it may.
@@ -34,10 +34,12 @@ def are_valid(confidence: np.ndarray) -> BoolArray:
     return np.asarray(((confidence >= 0) & (confidence <= 1)).all(axis=1))
 
 
-def acceptance_of(confidence: np.ndarray, slope: float, biases: Sequence[float]) -> Float64Array:
+def acceptance_of(confidence: np.ndarray, slopes: float | Sequence[float], biases: Sequence[float]) -> Float64Array:
     """Return the probability that each draft is accepted if those before it are, float64 [bs, steps]. It is 1 for rows
-    without valid confidences."""
-    x = slope * log_odds(confidence) + np.asarray(biases[: confidence.shape[1]], dtype=np.float64)
+    without valid confidences. `slopes`: one for all positions, or one for each."""
+    steps = confidence.shape[1]
+    slope = slopes if isinstance(slopes, float | int) else np.asarray(slopes[:steps], dtype=np.float64)
+    x = slope * log_odds(confidence) + np.asarray(biases[:steps], dtype=np.float64)
     p = 1.0 / (1.0 + np.exp(-x))
     p[~are_valid(confidence)] = 1.0
     return p

@@ -39,12 +39,12 @@ def window_torch(
 def choose_rows(confidence: Tensor, most_nodes: Tensor, drafts: Tensor, weights: Tensor) -> Tensor:
     """Return how many nodes each row verifies, int64 [bs]: `core.adaptive.lengths.survival.choose_nodes` by the
     `confidence` float32 [bs, steps] of drafts. `most_nodes` int64 [bs], 0 in padding rows; `drafts` int64 [1];
-    `weights` float64 [1 + steps]."""
+    `weights` float64 [2, steps]."""
     bs, steps = confidence.shape
     c = confidence.double()
     is_valid = ((c >= 0) & (c <= 1)).all(1, keepdim=True)
     odds = (c.log() - (-c).log1p()).clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
-    p = torch.where(is_valid, (weights[0] * odds + weights[1:]).sigmoid(), 1.0)
+    p = torch.where(is_valid, (weights[0] * odds + weights[1]).sigmoid(), 1.0)
     allowed = numbers(steps + 1, c.device)[1:] < most_nodes.unsqueeze(1)
     # Position by position: among equals the earlier one comes first, then the earlier row.
     survival = torch.where(allowed, p.cumprod(1), -1.0).t().reshape(-1)

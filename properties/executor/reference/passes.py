@@ -181,7 +181,7 @@ class ReferencePasses:
             return None
         confidence = drafted.confidence
         assert confidence is not None, "only chains that a model drafts have a budget"
-        p = acceptance_of(confidence, part.budget.slope, part.budget.biases)
+        p = acceptance_of(confidence, part.budget.slopes, part.budget.biases)
         most = np.full(len(part.rows), part.shape.nodes) if part.row_nodes is None else part.row_nodes
         return ChosenNodes(choose_nodes(np.cumprod(p, axis=1), most, part.budget.drafts), confidence)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from foredraft.core.errors import ConfigError
-from foredraft.core.scheduler.spec import choose_mode
+from foredraft.core.scheduler.config import choose_mode
 from hypothesis import given
 from hypothesis import strategies as st
 

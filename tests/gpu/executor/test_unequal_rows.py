@@ -45,7 +45,7 @@ def requests_of(**sampling) -> list[Request]:
 
 
 def budget_for(shape: RoundShape) -> DraftBudget:
-    return DraftBudget(DRAFTS, 0.5, (-0.2,) * shape.steps)
+    return DraftBudget(DRAFTS, 0.5, (-0.2,) * shape.steps, tuple(0.2 + position for position in range(shape.steps)))
 
 
 def serve(
@@ -115,7 +115,7 @@ def test_the_device_chooses_what_the_core_would(draft, overlap):
         step, result = event.step.decode, event.result.decode
         most = np.full(len(step.rows), step.shape.nodes) if step.row_nodes is None else step.row_nodes
         for nodes, confidence in zip(result.row_nodes, result.confidence, strict=True):
-            p = acceptance_of(confidence, step.budget.slope, step.budget.biases)
+            p = acceptance_of(confidence, step.budget.slopes, step.budget.biases)
             assert nodes.tolist() == choose_nodes(p.cumprod(axis=1), most, DRAFTS).tolist()
             assert ((confidence > 0) & (confidence <= 1)).all()
 
@@ -136,7 +136,7 @@ def test_rows_without_valid_confidences_come_first_and_ties_go_to_the_earlier_po
         for slope, bias in ((0.5, -0.2), (0.0, 0.3), (2.0, -4.0)):
             p = acceptance_of(confidence[:6], slope, (bias,) * 3)
             wanted = [*choose_nodes(p.cumprod(axis=1), most[:6], drafts).tolist(), 0]  # the last row is padding
-            weights = torch.tensor([slope, bias, bias, bias], dtype=torch.float64)
+            weights = torch.tensor([[slope] * 3, [bias] * 3], dtype=torch.float64)
             found = choose_rows(torch.from_numpy(confidence), torch.from_numpy(most), torch.tensor([drafts]), weights)
             assert found.tolist() == wanted, (drafts, slope)
 

@@ -12,6 +12,7 @@ from foredraft.core.contract.step import (
     Arrivals,
     DecodeResult,
     DecodeStep,
+    DraftBudget,
     Join,
     MultiStepEnd,
     PrefillResult,
@@ -87,6 +88,14 @@ RESULT = StepResult(
 
 def test_a_step_comes_back_as_it_was():
     check_equal(step_from_json(through_text(step_to_json(STEP))), STEP)
+
+
+def test_a_budget_comes_back_as_it_was():
+    assert STEP.decode is not None
+    for temperatures in ((), (1.0, 0.5)):
+        decode = replace(STEP.decode, budget=DraftBudget(3, 0.5, (-0.2, 0.1), temperatures))
+        found = step_from_json(through_text(step_to_json(replace(STEP, decode=decode)))).decode
+        assert found is not None and found.budget == decode.budget
 
 
 def test_a_result_comes_back_as_it_was():

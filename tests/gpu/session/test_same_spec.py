@@ -1,5 +1,6 @@
 """The same settings make the same engine in a scenario and in a session, or are refused with the same words."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,10 @@ from small_checkpoint import CONTEXT, write_head, write_standalone, write_target
 
 HEADS = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
 TABLES = ("default", "with-zero", '{"1": {"candidate_steps": [2]}, "8": {"candidate_steps": [0, 2]}}', "defualt")
+FILES = {
+    "round_times": {"sample_batch_tokens": [1, 9], "sample_steps_per_sec": [90.0, 80.0], "max_batch_tokens": 9},
+    "confidence_temperatures": {"temperatures": [1.5, 1.0]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +30,9 @@ def models(tmp_path_factory):
     for directory in found.values():  # the cost model knows no wider weights
         config = directory / "config.json"
         config.write_text(config.read_text().replace("float32", "bfloat16"))
-    return found | {name: write_head(root / name, name) for name in HEADS}
+    for name, table in FILES.items():
+        (root / name).write_text(json.dumps(table))
+    return found | {name: write_head(root / name, name) for name in HEADS} | {name: root / name for name in FILES}
 
 
 def outcome(resolve):
@@ -52,6 +59,7 @@ SETTINGS = st.fixed_dictionaries(
         "kv_tokens": st.integers(4, 400),
         "context_len": st.integers(2, CONTEXT),
         "graphs": st.booleans(),
+        "files": st.booleans(),
     }
 )
 
@@ -62,9 +70,11 @@ def test_scenario_and_session_resolve_alike(models, chosen):
     if c["algorithm"] == "NONE":
         c = c | {"steps": None}  # a session refuses steps that nothing drafts; a scenario may be one of a sweep
     graphs = c["graphs"] and c["algorithm"] != "NGRAM"  # the real executor captures no round that drafts on the host
+    files = {name: str(models[name]) for name in FILES} if c["files"] else {}
     options = SessionOptions(
         models["target"],
         models.get(c["algorithm"]),
+        **files,
         algorithm=c["algorithm"],
         policy=c["policy"],
         adaptive=c["adaptive"],
@@ -94,6 +104,7 @@ def test_scenario_and_session_resolve_alike(models, chosen):
             "topk": c["topk"],
             "heads": 2,
         }
+        | files
         | {key: c[of] for key, of in (("steps", "steps"), ("num_draft_tokens", "nodes")) if c[of] is not None},
         "engine": {
             "mode": "overlap" if c["overlap"] else "synchronous",
@@ -109,7 +120,8 @@ def test_scenario_and_session_resolve_alike(models, chosen):
         return
     # A session has tokens and text, and measures its costs.
     simulated = replace(simulated.with_config(track_tokens=True), decodes_text=True)
-    assert replace(simulated, cost_table=None) == real
+    assert (simulated if real.cost_table is not None else replace(simulated, cost_table=None)) == real
+    assert c["files"] or not real.temperatures
     assert simulated.resolve_sizes() == real.resolve_sizes()
     if not real.lacks_costs:
         assert simulated.make_controller().snapshot() == real.make_controller().snapshot()

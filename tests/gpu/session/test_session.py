@@ -28,6 +28,10 @@ def plain(models):
     return DecodeSession.open(options_for(models)).run(requests_of(models))
 
 
+FILES = {  # of SGLang
+    "round_times": {"sample_batch_tokens": [1, 6], "sample_steps_per_sec": [90.0, 30.0], "max_batch_tokens": 16},
+    "confidence_temperatures": {"temperatures": [1.5, 0.8]},
+}
 WAYS = {
     "STANDALONE chain, overlap": ("STANDALONE", {"overlap": True}),
     "STANDALONE tree, pages": ("STANDALONE", {"topk": 2, "page_size": 4, "debug": True}),
@@ -45,6 +49,7 @@ WAYS = {
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "goodput", "max_running": 4},
     ),
     "confidence": ("EAGLE3", {"steps": 3, "policy": "confidence", "max_running": 4}),
+    "confidence, files": ("STANDALONE", {"steps": 2, "policy": "confidence", "max_running": 4}),
     "confidence, overlap": (
         "STANDALONE",
         {"adaptive": '{"1": {"candidate_steps": [0, 2]}}', "policy": "confidence", "max_running": 4, "overlap": True},
@@ -52,10 +57,16 @@ WAYS = {
 }
 
 
-@pytest.mark.fast("STANDALONE tree, pages", "adaptive trees", "confidence", ci=("MULTI_LAYER_EAGLE", "goodput"))
+@pytest.mark.fast(
+    "STANDALONE tree, pages", "adaptive trees", "confidence, files", ci=("MULTI_LAYER_EAGLE", "goodput", "confidence")
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models, plain, way, tmp_path):
     draft, options = WAYS[way]
+    if "files" in way:
+        options = options | {name: str(tmp_path / name) for name in FILES}
+        for name, table in FILES.items():
+            (tmp_path / name).write_text(json.dumps(table))
     path = tmp_path / "events.jsonl"
     logs = []
 
@@ -78,6 +89,7 @@ def test_greedy_outputs_are_the_same_whatever_drafts_and_the_log_replays(models,
 
     report = replay(path, from_header)
     assert report.identical and report.complete, report.difference
+    assert session.plan.spec.temperatures == ((1.5, 0.8) if "files" in way else ())
     assert report.num_commits == session.loop.driver.num_steps
     assert session.plan.algorithm.name == (options.get("algorithm") or recognise_draft(models[draft]))
 

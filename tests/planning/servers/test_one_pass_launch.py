@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foredraft.core.adaptive.lengths.interchange import load_round_times
+from foredraft.core.errors import ConfigError
 from foredraft.planning.servers.export.sglang import arguments as sglang_arguments
 from foredraft.planning.servers.export.trtllm import arguments as trtllm_arguments
 from foredraft.planning.servers.export.vllm import arguments as vllm_arguments
-from foredraft.planning.servers.launch import read_launch
+from foredraft.planning.servers.launch import LaunchCommand
 from foredraft.sim.assembly import assemble
+from foredraft.sim.scenario_file import load_scenario
 from launch_commands import launch_of, problems_of, scenario_of
 
-SPS_TABLE = "adaptive verification is simulated with the simulator's own times and calibration of confidences"
 DFLASH2 = {"architectures": ["DFlash2DraftModel"], "block_size": 8, "dflash_config": {"selector_rank": 256}}
 DSPARK = {"architectures": ["Qwen3DSparkModel"], "block_size": 5, "markov_rank": 256}
 
@@ -70,14 +72,57 @@ def test_what_is_not_simulated_of_a_method_is_named():
         assert not asked.not_modelled and asked.settings["speculation"]["policy"] == policy
     suffix = launch_of(vllm(method="suffix", num_speculative_tokens=8, suffix_decoding_min_token_prob=0.2))
     assert list(suffix.not_modelled) == ["--speculative-config suffix_decoding_min_token_prob"]
-    ragged = "SGLANG_RAGGED_VERIFY_MODE=compact " + sglang(
-        "--speculative-algorithm DSPARK --speculative-dspark-sps-table-path t.json"
-    )
-    launch = read_launch("sglang", ragged, "--from", "H100")
-    assert set(launch.not_modelled.values()) == {SPS_TABLE}
-    assert launch.settings["speculation"]["policy"] == "confidence"
     looked_up = launch_of(vllm(method="ngram", num_speculative_tokens=3, enable_adaptive_verification=True))
     assert looked_up.settings["speculation"]["policy"] == "fixed"
+
+
+ROUND_TIMES, TEMPERATURES = (
+    "--speculative-dspark-sps-table-path t.json",
+    "--speculative-dspark-confidence-sts-path c.json",
+)
+
+
+def ragged(words: str, mode: str = "compact") -> LaunchCommand:
+    return launch_of(f"SGLANG_RAGGED_VERIFY_MODE={mode} " + sglang(words), "sglang")
+
+
+def test_the_files_of_sglangs_adaptive_verification_are_keys_of_the_scenario(tmp_path: Path):
+    found = ragged(f"--speculative-algorithm DSPARK {ROUND_TIMES} {TEMPERATURES}")
+    files = {"round_times": "t.json", "confidence_temperatures": "c.json"}
+    assert found.settings["speculation"] == {"algorithm": "DSPARK", "policy": "confidence", "steps": 7, **files}
+    assert not found.not_modelled and not any("WARNING" in note for note in found.assumed)
+    table = {"sample_batch_tokens": [1, 8], "sample_steps_per_sec": [90.0, 80.0], "max_batch_tokens": 8}
+    script = tmp_path / "serve.sh"
+    script.write_text("SGLANG_RAGGED_VERIFY_MODE=compact " + sglang(f"--speculative-algorithm DSPARK {ROUND_TIMES}"))
+    (tmp_path / "t.json").write_text(json.dumps(table))
+    given = {"--from": launch_of(str(script), "sglang").settings}
+    scenario, _ = load_scenario(given=given)
+    assert scenario.speculation.round_times == str(tmp_path / "t.json")
+    assert assemble(scenario).spec.cost_table == load_round_times(table, 7, "a table")
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "lacks"),
+    [
+        ("--speculative-algorithm DSPARK", "compact", "--speculative-dspark-sps-table-path"),
+        (f"--speculative-algorithm DSPARK {TEMPERATURES}", "compact", "--speculative-dspark-sps-table-path"),
+        (f"--speculative-algorithm DSPARK {ROUND_TIMES}", "static", "SGLANG_RAGGED_VERIFY_MODE=compact"),
+        (f"--speculative-algorithm DFLASH {ROUND_TIMES}", "compact", "an algorithm with confidences"),
+    ],
+)
+def test_sglang_verifies_all_drafts_unless_it_has_all_that_it_needs(words, mode, lacks):
+    found = ragged(words, mode)
+    assert found.settings["speculation"]["policy"] == "fixed"
+    (warning,) = [note for note in found.assumed if "WARNING" in note]
+    assert f"without {lacks}" in warning and "verifies all drafts" in warning
+
+
+def test_modes_of_verification_are_named():
+    found = ragged(f"--speculative-algorithm DSPARK {ROUND_TIMES}", "cap-accept")
+    assert found.settings["speculation"]["policy"] == "fixed"
+    assert "all drafts are verified" in found.not_modelled["SGLANG_RAGGED_VERIFY_MODE"]
+    with pytest.raises(ConfigError, match="is 'packed'; expected static or cap-accept or compact"):
+        ragged("--speculative-algorithm DSPARK", "packed")
 
 
 def test_the_file_of_a_drafter_says_what_the_command_leaves_out(tmp_path: Path):

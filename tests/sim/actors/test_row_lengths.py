@@ -203,6 +203,43 @@ def test_confidence_verifies_what_is_worth_its_time(mode: str):
     assert ends["confidence"] < ends["fixed"]
 
 
+FLAT = {"sample_batch_tokens": [1, 33], "sample_steps_per_sec": [1e3, 1e3], "max_batch_tokens": 400}
+STEEP = {  # a second for each token
+    "bias_seconds": 0.001,
+    "bs_probes": [1],
+    "alpha_seconds": [0.0],
+    "m_probes": [1, 1001],
+    "theta_seconds": [0.0, 1000.0],
+}
+TEMPERATURES = {"temperatures": [1.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize(("times", "share"), [(STEEP, 0.0), (FLAT, 1.0)])
+def test_the_times_that_were_given_decide_and_the_device_keeps_its_own(times: Any, share: float, tmp_path: Path):
+    (tmp_path / "times.json").write_text(json.dumps(times))
+    (tmp_path / "temperatures.json").write_text(json.dumps(TEMPERATURES))
+    scenario = load_scenario(
+        None,
+        [
+            *CROWDED,
+            *("speculation.policy=confidence", "speculation.steps=3", "workload.concurrency=64"),
+            f"speculation.round_times={tmp_path / 'times.json'}",
+            f"speculation.confidence_temperatures={tmp_path / 'temperatures.json'}",
+        ],
+    )[0]
+    run = assemble(scenario)
+    with EventLog(tmp_path / "events.jsonl", {}) as log:
+        events: list[Any] = []
+        Simulation(scenario, sinks=lambda replica: (log.sink(replica), events.append)).run()
+        log.close(True)
+    rounds = [(step, result) for step, result in rounds_of(events) if len(step.rows) > 33]
+    drafts = sum(step.budget.drafts for step, _ in rounds) / sum(3 * len(step.rows) for step, _ in rounds)
+    assert len(rounds) > 20 and drafts == share
+    assert {step.budget.slopes for step, _ in rounds} == {(1.0, 1.0, 0.5)}
+    report = replay(tmp_path / "events.jsonl", lambda header, replica, sink: run.make_engine(sink))
+    assert report.difference is None, report
+
+
 @pytest.mark.ci
 def test_the_policy_is_as_fast_as_its_table_says():
     """The row of 8 clients of docs/frontier.md: five fixed steps, and the steps of the policy's own choice."""
