@@ -101,11 +101,10 @@ class AcceptTrial(Trial):
     # -- what is only asked for a value: trees that it drafts itself, distributions, coins -----------------------------
 
     @operation(needs="beams", weight=2, shape=DRAFTED_SHAPES)
-    def draft(self, shape: tuple[int, ...], seed: int) -> bool | None:
+    def draft(self, shape: tuple[int, ...], seed: int) -> None:
         """Let the component draft below two roots by itself."""
         m, num_rows = self.moment, 2
-        if len(shape) != 3 or not 1 <= shape[1] <= self.config.vocab_size:
-            return False
+        self.only_if(len(shape) == 3 and 1 <= shape[1] <= self.config.vocab_size)
         m.drafted = tuple(shape)
         m.drafter = PathDrafter.of(seed, self.config.vocab_size, shape[1], num_rows)
         nothing = (np.zeros((num_rows, 0), kind) for kind in (np.int64, np.float32, np.int64))
@@ -113,13 +112,11 @@ class AcceptTrial(Trial):
         windows = np.zeros((num_rows, shape[2]), np.int64)
         batch = LaunchBatch(roots, seq_lens, self.config.context_len - 1, windows, *nothing)
         m.round = self._ask_once(shape, batch, self.subject.draft, m.drafter.answer)
-        return None
 
     @operation(needs="lookups", weight=1, nodes=(1, 2, 4, 8))
-    def look_up(self, seed: int, nodes: int) -> bool:
+    def look_up(self, seed: int, nodes: int) -> None:
         """Ask for the tries of several rows, some of which do not fit into their trees."""
-        if not 1 <= nodes <= MAX_NODES:
-            return False
+        self.only_if(1 <= nodes <= MAX_NODES)
         rows = inputs.continuations(4, self.config.vocab_size, seed)
         answer = self.must(self.subject.look_up, [[list(path) for path in paths] for paths in rows], nodes)
         rest = nodes - 1
@@ -133,7 +130,6 @@ class AcceptTrial(Trial):
             if there != wanted:
                 was = f"row {number} of {rows}: the tree of {nodes} nodes has {there}"
                 raise self.misbehaviour("ANSWER", was, f"{wanted}: the first beginnings of its own paths")
-        return True
 
     # -- what is sampled from, and with what --------------------------------------------------------------------------
 
@@ -238,11 +234,10 @@ class AcceptTrial(Trial):
         self._start(round, rows, drafts, padding=padding)
 
     @operation(weight=8, hostile=True, when=_can_launch, garbage=_garbage)
-    def launch_garbage(self, round: str, rows: tuple[int, ...], drafts: int, garbage: str) -> bool | None:
+    def launch_garbage(self, round: str, rows: tuple[int, ...], drafts: int, garbage: str) -> None:
         """Launch a round with drafts that are garbage."""
-        if garbage not in _garbage(self.config, self.capabilities):
-            return False
-        return self._start(round, rows, drafts, garbage=garbage)
+        self.only_if(garbage in _garbage(self.config, self.capabilities))
+        self._start(round, rows, drafts, garbage=garbage)
 
     @operation(needs="proposals", weight=6, when=_can_launch)
     def propose(self, round: str, rows: tuple[int, ...], drafts: int) -> None:
@@ -273,15 +268,13 @@ class AcceptTrial(Trial):
             self.moment.links = read_links(self, self.must(self.subject.links, handle), num_rows, nodes)
 
     @operation(needs="constraints", weight=8, when=_in_flight, grammar=SEEDS[:8])
-    def constrain(self, round: str, grammar: int) -> bool | None:
+    def constrain(self, round: str, grammar: int) -> None:
         """Give a launched round a grammar."""
-        if self.rounds[round].states is not None:
-            return False
+        self.only_if(self.rounds[round].states is None)
         found = self.moment.round = self.rounds[round]
         table, states = inputs.grammar(self.config.vocab_size, found.num_rows, grammar)
         found.constrain(table, states)
         self.must(self.subject.constrain, found.handle, table, states)
-        return None
 
     @operation(weight=2, when=_in_flight)
     def abandon(self, round: str) -> None:
@@ -301,13 +294,12 @@ class AcceptTrial(Trial):
         self._verify_sampling(round, target, agreement)
 
     @operation(needs="draft_probabilities", weight=10, when=_in_flight, broken=inputs.BROKEN_DRAFTS)
-    def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> bool | None:
+    def sample_drafted(self, round: str, target: int, agreement: int, broken: str) -> None:
         """Finish a chain that was drawn from known distributions; `broken` says how some of these are none."""
         chain = self.rounds[round]
-        if chain.is_proposed or chain.shape[1] != 1 or broken not in inputs.BROKEN_DRAFTS:
-            return False
+        self.only_if(not chain.is_proposed and chain.shape[1] == 1 and broken in inputs.BROKEN_DRAFTS)
         drafts = inputs.draft_probabilities(*chain.tree(), self.config.vocab_size, target, broken)
-        return self._verify_sampling(round, target, agreement, drafts=drafts)
+        self._verify_sampling(round, target, agreement, drafts=drafts)
 
     @operation(needs="target_failures", weight=4, when=_in_flight)
     def fail_target(self, round: str, target: int, sampled: bool) -> None:

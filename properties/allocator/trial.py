@@ -91,8 +91,7 @@ class AllocatorTrial(Trial):
         first = 1 if self.capabilities.padding_page else 0
         self._pages = range(first, first + self.config.num_pages)
         self._known = self.config, self.capabilities, self.model, frozenset(self._pages)
-        self.begin(self.operation)
-        observe(self, self.model, self._pages)
+        super().prepare()
 
     # -- around every operation ---------------------------------------------------------------------------------------
 
@@ -156,13 +155,12 @@ class AllocatorTrial(Trial):
     @operation(
         needs="sharing", weight=3, when=lambda t, holder, new: holder in t.model.holders and new not in t.model.holders
     )
-    def fork(self, holder: str, new: str, num_pages: int) -> bool | None:
+    def fork(self, holder: str, new: str, num_pages: int) -> None:
         """Make `new` one more holder of the first `num_pages` pages of `holder`."""
-        if num_pages < 1:
-            return False
+        self.only_if(num_pages > 0)
         source, stop = self.model.holders[holder], num_pages * self.config.page_size
         self.carry_out(self.subject.share, source.slots[:stop])
-        return self.model.give(new, source.slots[:stop], source.cells[:stop])
+        self.model.give(new, source.slots[:stop], source.cells[:stop])
 
     @operation(needs="eviction", weight=4, when=_can_give)
     def retire(self, holder: str, num_pages: int) -> None:
@@ -199,17 +197,17 @@ class AllocatorTrial(Trial):
     # -- batches of requests whose last pages need not be full ---------------------------------------------------------
 
     @operation(needs="batches", weight=5)
-    def extend(self, batch: tuple[int, ...], num_tokens: int) -> bool | None:
+    def extend(self, batch: tuple[int, ...], num_tokens: int) -> None:
         """Give the first request of the batch `num_tokens` slots more, each other one more than the one before."""
-        if not batch or len(set(batch)) != len(batch) or num_tokens < 1:
-            return False
-        return self._extend(batch, range(num_tokens, num_tokens + len(batch)), is_decode=False)
+        self.only_if(batch and len(set(batch)) == len(batch) and num_tokens > 0)
+        self._extend(batch, range(num_tokens, num_tokens + len(batch)), is_decode=False)
 
     @operation(needs="batches", weight=6)
-    def decode(self, batch: tuple[int, ...]) -> bool | None:
+    def decode(self, batch: tuple[int, ...]) -> None:
         """Give each request of the batch that has slots one more."""
         batch = tuple(number for number in dict.fromkeys(batch) if f"b{number}" in self.model.parts)
-        return self._extend(batch, [1] * len(batch), is_decode=True) if batch else False
+        self.only_if(batch)
+        self._extend(batch, [1] * len(batch), is_decode=True)
 
     def _extend(self, batch: Sequence[int], num_tokens: Sequence[int], *, is_decode: bool) -> None:
         size, parts = self.config.page_size, self.model.parts
@@ -293,19 +291,17 @@ class AllocatorTrial(Trial):
             row.wanted = max(row.wanted, target)
 
     @operation(needs="table", weight=4, when=_may_need)
-    def commit(self, request: str, num_tokens: int) -> bool | None:
+    def commit(self, request: str, num_tokens: int) -> None:
         """Make `num_tokens` more tokens of a request final, or as many as fit."""
         row = self.model.rows[request]
         start, stop = row.committed, min(row.committed + num_tokens, len(row.slots))
-        if stop <= start:
-            return False
+        self.only_if(stop > start)
         self.model.write(row, stop)
         row.committed = stop
         row.wanted = max(row.wanted, stop)
         if self.config.groups:
             self.model.units.write(row, start, stop)
             self.carry_out(self.subject.advance, request, stop)
-        return None
 
     @operation(needs="table", weight=2, when=_may_need, num_tokens=lambda c, has: (0, 0, 1, c.page_size))
     def trim(self, request: str, num_tokens: int) -> None:
@@ -340,21 +336,15 @@ class AllocatorTrial(Trial):
             self.complete()
         if self.capabilities.eviction:
             self.evict(total)
-        self._check_idle()
+        with self.stage("drained") as m:
+            m.drained = True
         for _ in range(total + 1):
             self.alloc("everything", self.config.page_size)
         if total:
             self.free("everything", total)
-        self._check_idle()
-
-    def _check_idle(self) -> None:
-        """Check once more, for what must hold when all is given back."""
-        self.operation = "drained"
-        self.begin(self.operation)
-        self.moment.drained = True
-        observe(self, self.model, self._pages)
-        self.check()
+        with self.stage("drained") as m:
+            m.drained = True
 
     def describe(self) -> str:
-        m = self.moment
-        return f"-> {listed(m.answer)}" if m.answer is not None else "done"
+        answer = self.moment.answer
+        return super().describe() if answer is None else f"-> {listed(answer)}"

@@ -100,11 +100,10 @@ class BlockManagerTrial(Trial):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     @operation(weight=10, when=_is_new, pages=_pages, extra=_extras, namespace=_spaces)
-    def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str, num_tokens: int) -> bool | None:
+    def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str, num_tokens: int) -> None:
         """Start a request and compute `num_tokens` positions behind its cached prefix, or all that are left."""
         tokens = self.text(pages, extra)
-        if not tokens or num_tokens < 1:
-            return False
+        self.only_if(tokens and num_tokens > 0)
         m = self.moment
         dropped = self.config.page_size if self.capabilities.drops_last_page else 0
         known = longest_start(self.config, tokens, namespace, self.found, dropped)
@@ -118,7 +117,7 @@ class BlockManagerTrial(Trial):
         m.fits = needed <= m.before[0]
         answer = self.ask(self.subject.admit, request, list(tokens), namespace, asked)
         if self._is_refused(answer):
-            return None
+            return
         length = self.integer(answer, "admit()")
         running = m.running[request] = ManagedRequest(namespace, tokens, len(tokens))
         running.tables = self._tables(request)
@@ -128,7 +127,6 @@ class BlockManagerTrial(Trial):
             m.unannounced = m.first_unannounced(running, length)
         running.computed = max(0, min(length, len(tokens)))
         self._compute(running, min(asked, len(tokens) - running.computed))
-        return None
 
     def _is_refused(self, answer: object) -> bool:
         """Return whether the manager has refused, which may have emptied its cache."""
@@ -161,11 +159,10 @@ class BlockManagerTrial(Trial):
         self.found.clear()  # a page was handed out, perhaps one of these
 
     @operation(weight=12, when=_is_running)
-    def grow(self, request: str, num_tokens: int) -> bool | None:
+    def grow(self, request: str, num_tokens: int) -> None:
         """Compute the next chunk of a prompt, or a token that has been sampled."""
         m, running = self.moment, self.moment.running[request]
-        if num_tokens < 1:
-            return False
+        self.only_if(num_tokens > 0)
         left = running.prompt_len - running.computed
         if left <= 0:
             running.tokens.append(1000 + len(running.tokens))
@@ -179,10 +176,9 @@ class BlockManagerTrial(Trial):
         if self._is_refused(answer):
             if left <= 0:
                 running.tokens.pop()  # it is sampled once more
-            return None
+            return
         running.tables = self._tables(request)
         self._compute(running, asked)
-        return None
 
     @operation(weight=6, when=_is_running)
     def release(self, request: str) -> None:

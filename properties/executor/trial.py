@@ -142,11 +142,10 @@ class ExecutorTrial(Trial):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     @operation(weight=6)
-    def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> bool:
+    def submit(self, request: str, prompt_len: int, max_tokens: int, shared: int, stops: bool, show: bool) -> None:
         """Submit a request, with the first `shared` tokens of its prompt as in all others.
         `show`: it asks for hidden states."""
-        if prompt_len < 1 or max_tokens < 1:
-            return False
+        self.only_if(prompt_len > 0 and max_tokens > 0)
         own = _tokens(request, prompt_len, self.config.vocab_size)
         if request == REQUESTS[-1]:
             own %= 3  # so few tokens that all that is looked up has occurred before, and goes on in several ways
@@ -162,11 +161,10 @@ class ExecutorTrial(Trial):
         outcome = self.core.submit(wish)
         if outcome.refusal:
             self._said = f"refused ({outcome.refusal})"
-            return True
+            return
         self._isolated.submit(wish)
         if outcome.replan:
             self._request_stop()
-        return True
 
     @operation(weight=1, hostile=True)
     def abort(self, request: str) -> None:
@@ -181,21 +179,21 @@ class ExecutorTrial(Trial):
             self._request_stop()
 
     @operation(weight=12)
-    def launch(self) -> bool:
+    def launch(self) -> None:
         """Plan and launch the next step, if there is one."""
-        return self._launch(self.core.plan)
+        self.only_if(self._launch(self.core.plan))
 
     @operation(weight=12, needs="lengths", drafts=((0, 9), (9, 0), (0, 9, 9), (9, 0, 2)))
-    def launch_unequal(self, drafts: tuple[int, ...]) -> bool:
+    def launch_unequal(self, drafts: tuple[int, ...]) -> None:
         """Plan and launch the next step. The rows of chains verify so many drafts each, in turn, or all they have."""
-        return self._launch(lambda: self.core.plan(partial(nodes_in_turn, drafts)))
+        self.only_if(self._launch(lambda: self.core.plan(partial(nodes_in_turn, drafts))))
 
     @operation(weight=5, needs="budgets", budget=(1, 2, 3, 5), slope=(0, 50, 50, 100), drafts=((9,), (9,), (9, 0, 2)))
-    def choose(self, budget: int, slope: int, drafts: tuple[int, ...]) -> bool:
+    def choose(self, budget: int, slope: int, drafts: tuple[int, ...]) -> None:
         """Submit requests, and serve all by a few steps in which the device chooses `budget` drafts of chains by their
         confidences, at most `drafts` of each row, in turn. `slope` is in percent."""
-        if self.config.topk > 1 or not self.config.steps or self.engine.algorithm.drafter is Drafter.LOOKUP:
-            return False
+        is_look_up = self.engine.algorithm.drafter is Drafter.LOOKUP
+        self.only_if(self.config.topk == 1 and self.config.steps and not is_look_up)
         for number in range(self.config.max_running):
             self.submit(f"chosen {number}", 3, 12, 0, False, False)
         rules = partial(nodes_in_turn, drafts), partial(budget_of, max(budget, 0), slope / 100)
@@ -204,9 +202,9 @@ class ExecutorTrial(Trial):
                 self._launch(lambda: self.core.plan(*rules))
             if self.core.difference is not None or not self.collect() or self.core.refusal:
                 break
-        return True
 
     def _launch(self, plan: Callable[[], Step | None]) -> bool:
+        """Launch what is planned. Returns False if nothing has happened."""
         m, before = self.moment, self.core.num_events
         step = plan()
         if step is None:
@@ -308,38 +306,34 @@ class ExecutorTrial(Trial):
         self.model.stop(self.engine.last_step_id)
 
     @operation(weight=2, needs="restarts", hostile=True, when=_is_in_flight, rounds=(0, 0, 1, 2))
-    def lose(self, rounds: int) -> bool:
+    def lose(self, rounds: int) -> None:
         """Let the oldest step fail as a whole, where it can after `rounds` of its rounds. All steps in flight are given
         up, and the executor begins anew."""
-        if rounds < 0:
-            return False
+        self.only_if(rounds >= 0)
         if self.capabilities.rounds and rounds:
             self.must(self.subject.advance, rounds)
         self.core.lose(self.model.in_flight[0].step_id, lambda: self.must(self.subject.restart))
         self.model.restart()
         self.steps.clear()
         self._look()
-        return True
 
     @operation(weight=3, needs="rounds", when=_is_in_flight, rounds=(1, 1, 2, 3))
-    def advance(self, rounds: int) -> bool:
+    def advance(self, rounds: int) -> None:
         """Run `rounds` rounds of the oldest step, without an answer yet."""
-        if rounds < 1:
-            return False
+        self.only_if(rounds > 0)
         is_over = self.must(self.subject.advance, rounds)
         if not isinstance(is_over, bool | np.bool_):
             raise self.misbehaviour("TYPE", f"advance({rounds}) is {is_over!r}", "whether the step is over")
         self.model.advance(rounds)
         self._said = "over" if is_over else "not over"
         self._look()
-        return True
 
     @operation(weight=2, needs="samples")
-    def sample(self) -> bool:
+    def sample(self) -> None:
         """Sample requests with one prompt to their end, by seeds of their own:
         as independent draws of the exact distribution."""
-        if self._has_sampled or self.config.max_running < MANY:
-            return False  # once in a run, and in few runs: it takes as long as many operations
+        # Once in a run, and in few runs: it takes as long as many operations.
+        self.only_if(not self._has_sampled and self.config.max_running >= MANY)
         self._has_sampled = True
         self.judge.forget()
         prompt = Prompt.of_tokens(self._stem[:3])
@@ -350,7 +344,6 @@ class ExecutorTrial(Trial):
         if unfair is not None:
             raise self.misbehaviour("ANSWER", unfair, "every token is an independent draw of the exact distribution")
         self._said = f"{NUM_SAMPLED} requests are served"
-        return True
 
     @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))
     def merge(self, first: int, second: int) -> None:

@@ -123,7 +123,7 @@ def operation(
                together
     hostile    what no caller should do; a run leaves these out together
     when       `when(trial, …)` with the first arguments, as many as it takes: whether it makes sense in this state. If
-               not, it is left out. A method may also return False before it has changed anything
+               not, it is left out, as by `Trial.only_if` in the method
     probes     the id of the invariant that it does nothing but probe: for a component known to break that one, it is
                not drawn
     values     for each parameter the values that it may have (see `Values`). Those of a parameter that is left out are

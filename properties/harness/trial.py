@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -54,6 +55,10 @@ class Violation(Exception):
     def __str__(self) -> str:
         first = self.broken[0]
         return f"{first.id} at {self.operation}: {first.finding.was}; expected: {first.finding.should}"
+
+
+class LeftOut(Exception):
+    """An operation makes no sense in the state of the trial."""
 
 
 class Refused(NamedTuple):
@@ -123,8 +128,9 @@ class Trial:
             self.check()
 
     def prepare(self) -> None:
-        """Make the model, and the first moment, which is checked at once. Without a model, the moment alone."""
+        """Make the first moment, which is checked at once. A subclass makes its model before."""
         self.begin(self.operation)
+        self.end()
 
     @classmethod
     def twin_config(cls, kind: str, config: Any) -> Any:
@@ -144,11 +150,27 @@ class Trial:
         kind, self.operation = type(operation), operation
         self.trace.append(operation)
         self.begin(operation)
-        if kind.body(self, *operation.arguments) is False:
+        try:
+            kind.body(self, *operation.arguments)
+        except LeftOut:
             self.trace.pop()
             return False
         self.count(kind)
         return True
+
+    def only_if(self, condition: object) -> None:
+        """Leave the operation out if the condition does not hold. To be called before anything has changed."""
+        if not condition:
+            raise LeftOut
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Any]:
+        """Check what happens in the body as after an operation. Yields the moment of it."""
+        self.operation = name
+        self.begin(name)
+        yield self.moment
+        self.end()
+        self.check()
 
     def count(self, kind: type[Operation]) -> None:
         """Finish an operation that was carried out: observe its effects, count it, and run the checkers.
@@ -208,7 +230,7 @@ class Trial:
 
     def describe(self) -> str:
         """Return the component's answer to the last operation, which it did not refuse."""
-        raise NotImplementedError
+        return "done"
 
     # -- asking the component ---------------------------------------------------------------------------------------
 
@@ -288,10 +310,11 @@ class Trial:
         return Violation(self.operation, [Broken(id, Finding(was, should, MISBEHAVIOURS[id]), kind)])
 
     def sequence(self, answer: object, what: str, should: str = "a list", length: int | None = None) -> Sequence[Any]:
-        """Return a list or a tuple, of so many entries if a length is given;
+        """Return a list, a tuple or an array (as a list), of so many entries if a length is given;
         `should` is what the contract says of it."""
-        if isinstance(answer, list | tuple) and length in (None, len(answer)):
-            return answer
+        plain = answer.tolist() if hasattr(answer, "tolist") else answer
+        if isinstance(plain, list | tuple) and length in (None, len(plain)):
+            return plain
         raise self.misbehaviour("TYPE", f"{what} is {shown(answer)}", should)
 
     def mapping(self, answer: object, what: str, should: str, keys: Iterable[str] = ()) -> Mapping[str, Any]:

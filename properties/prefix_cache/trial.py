@@ -159,19 +159,17 @@ class PrefixCacheTrial(Trial):
 
     # A subject with a pool takes no pages but its own.
     @operation(weight=5, pages=lambda c, has: () if has.table else texts_of(c, has))
-    def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
+    def insert(self, pages: tuple[int, ...], extra: int, namespace: str) -> None:
         """Insert a text that was computed elsewhere, all of it, whether it is cached or not;
         free the copies at once."""
         text = self.text(pages, extra, namespace)
         num_pages = -(-len(text.cells) // self.config.page_size)
-        if num_pages > len(self.model.free):
-            return False
+        self.only_if(num_pages <= len(self.model.free))
         table = [self.model.free.pop() for _ in range(num_pages)]
         self.model.compute(text, table, 0)
         done = hand_over(self, text, table, len(text.cells))
         if done is not None:
             self.model.give_back(table[len(done[1]) :])
-        return None
 
     @operation(weight=4)
     def evict(self, num_slots: int) -> None:
@@ -192,14 +190,12 @@ class PrefixCacheTrial(Trial):
     # -- requests -----------------------------------------------------------------------------------------------------
 
     @operation(weight=8, when=lambda t, request: not _is_running(t, request))
-    def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str) -> bool | None:
+    def admit(self, request: str, pages: tuple[int, ...], extra: int, namespace: str) -> None:
         """Start a request from what is cached of its text, lock that and compute the rest;
         turn it away if that does not fit."""
         text = self.text(pages, extra, namespace)
-        if not text.tokens:
-            return False
+        self.only_if(text.tokens)
         self.requests.admit(request, text)
-        return None
 
     @operation(weight=4, when=_can_share)
     def share(self, request: str, num_tokens: int) -> None:
@@ -235,10 +231,8 @@ class PrefixCacheTrial(Trial):
         if self.capabilities.table:
             self.complete()
         self.evict(self.config.num_pages * self.config.page_size)
-        self.operation = "drained"
-        self.begin(self.operation)
-        self.end()
-        self.check()
+        with self.stage("drained"):
+            pass
 
     def describe(self) -> str:
         m = self.moment

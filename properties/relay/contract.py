@@ -11,6 +11,7 @@ from ..harness.contract import Capabilities, needs
 from ..harness.letters import Choices
 
 LENGTHS, HIDDEN = "lengths", "hidden_states"
+ALL = "all"  # fields of a cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class RelayConfig:
         return (
             {LENGTHS: (first,), **({"others": tuple(others)} if others else {})}
             if has.halves
-            else {"all": (first, *others)}
+            else {ALL: (first, *others)}
         )
 
 

@@ -10,7 +10,7 @@ from .model import RelayMoment
 def written_then_read_once(m: RelayMoment) -> Outcome:
     if m.refusal is not None and not m.forbidden:
         should = "it is carried out: the cells are as it needs them, and the request's own"
-        return Finding(f"{m.call} was refused: {m.refusal}", should, "the next step cannot go on")
+        return Finding(f"{m.operation} was refused: {m.refusal}", should, "the next step cannot go on")
     if m.unread is not None and m.unread[0] != m.unread[1]:
         was = f"num_unread() is {m.unread[0]}" + (" after a refusal" if m.refusal is not None else "")
         should = f"{m.unread[1]}, by recounting the cells"
@@ -26,7 +26,7 @@ def never_a_value_of_another_generation(m: RelayMoment) -> Outcome:
 def _refused_or_right(m: RelayMoment, id: str) -> Outcome:
     if id in m.forbidden and m.refusal is None:
         why = "what was consumed, never written, or another request's is read, or an unread value is lost"
-        return Finding(f"{m.call} was accepted: {m.forbidden[id]}", "a refusal", why)
+        return Finding(f"{m.operation} was accepted: {m.forbidden[id]}", "a refusal", why)
     if id in m.wrong:
         return Finding(*m.wrong[id], "a step would go on from a value of another row, request or step")
     return True

@@ -31,7 +31,6 @@ class RelayMoment:
     """
 
     operation: object = "make"
-    call: str = ""
     forbidden: dict[str, str] = field(default_factory=dict)
     refusal: str | None = None
     wrong: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class RelayMoment:
 
 
 class PlainRelay:
-    """The cells, the requests that have rows, and who wrote which value. Lanes are never padding here."""
+    """The cells, the requests that have rows, and who wrote which value."""
 
     def __init__(self, config: RelayConfig, has: RelayCapabilities) -> None:
         self.fields, self.parts = config.fields, config.parts(has)
@@ -48,30 +47,23 @@ class PlainRelay:
         self.owners: dict[int, Owner] = {}  # of the open requests
         self.cells: dict[int, tuple[int, dict[str, Any]]] = {}  # row -> (generation, fields as far as written)
         self.writers: dict[Any, int] = {}  # first entry of a value -> generation
-        self._generation = FIRST_GENERATIONS[config.num_rows % len(FIRST_GENERATIONS)]
-
-    def new_owner(self, row: int) -> Owner:
-        self._generation += 1
-        return Owner(row, self._generation)
+        self.generation = FIRST_GENERATIONS[config.num_rows % len(FIRST_GENERATIONS)]  # the last one
 
     def forbids(self, call: str, lanes: Sequence[Owner]) -> dict[str, str]:
-        """Return why a call must be refused, as in the moment: "read", "drop", or the name of the part that is
+        """Return why a call must be refused, as in the moment: "read", "drop", "all", or the name of the part that is
         written."""
         found, rows = {}, [lane.row for lane in lanes]
+        part = self.parts.get(call, self.fields) if call != "drop" else ()
         for lane in lanes:
             generation, values = self.cells.get(lane.row, (lane.generation, {}))
+            if lane is PADDING:
+                continue
             if lane.row not in self.rows:
                 found["RELAY-03"] = f"there is no row {lane.row}"
             elif rows.count(lane.row) > 1:
                 found["" if call == "drop" else "RELAY-02"] = f"row {lane.row} occurs twice in the call"
             elif call != "drop" and generation != lane.generation:
-                # An heir may overwrite the cell that was not dropped, or be refused. It may not complete it.
-                is_heir = call != "read" and lane in self.owners.values()
-                found["" if is_heir else "RELAY-03"] = f"the cell of row {lane.row} is of generation {generation}"
-            elif len(values) < len(self.fields) if call == "read" else values.keys() & self.parts.get(call, ()):
+                found["RELAY-03"] = f"the cell of row {lane.row} is of generation {generation}"
+            elif len(values) < len(self.fields) if call == "read" else values.keys() & part:
                 found["RELAY-02"] = f"row {lane.row} has {', '.join(values) or 'nothing'} unread"
         return found
-
-    def write(self, lane: Owner, values: dict[str, Any]) -> None:
-        generation, before = self.cells.get(lane.row, (None, {}))
-        self.cells[lane.row] = lane.generation, (before if generation == lane.generation else {}) | values

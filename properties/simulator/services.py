@@ -24,6 +24,7 @@ EXPONENTIAL = tuple(max(1, round(-12 * log(1 - (share + 0.5) / 20))) for share i
 
 STAYS: dict[str, Any] = {"faults": None, "clients": 0, "cancels": 0, "deadline_ms": 0}
 """No faults, and clients that send at their times and stay."""
+LONG: dict[str, Any] = {"output_lens": (30,)}
 ALONE = Service(num_requests=40, arrivals="even", rate_per_ks=10, prompt_lens=(16,), max_running=1)
 
 IMPOSSIBLE: dict[str, dict[str, Any]] = {
@@ -73,6 +74,7 @@ def makes_sense(service: Service) -> bool:
         and service.link_mbps >= 1
         and 0 <= service.clients <= MAX_REQUESTS
         and 0 <= service.cancels <= 1000
-        and min(service.deadline_ms, service.jitter) >= 0
+        and service.stream_interval >= 1
+        and min(service.deadline_ms, service.jitter, service.chunk_us) >= 0
         and all(kind in (*FAULTS, BURST) and 0 <= permille <= 1000 for kind, permille in service.faults or ())
     )

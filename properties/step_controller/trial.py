@@ -269,11 +269,10 @@ class StepControllerTrial(Trial):
     @operation(
         weight=8, hostile=True, when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1]
     )
-    def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> bool | None:
+    def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> None:
         """Pass a result of a round with these steps, which may differ from the current ones."""
-        if not _are_rows(self, batch_size, runs):
-            return False
-        return self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
+        self.only_if(_are_rows(self, batch_size, runs))
+        self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
 
     @operation(
         weight=8,
@@ -289,23 +288,20 @@ class StepControllerTrial(Trial):
         self._tell_alone([0, self.moment.garbage], batch_size, steps)
 
     @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, rounds=(5, 1, 20, 50))
-    def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
+    def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> None:
         """Run a number of rounds of one kind, and pass each result at once."""
-        if not 0 < rounds <= MAX_REPEATED:
-            return False
+        self.only_if(0 < rounds <= MAX_REPEATED)
         for _ in range(rounds):
             steps = self._launch(batch_size)
             correct = [min(runs[row % len(runs)], steps or 0) for row in range(batch_size)]
             if steps is None or not self._tell(correct, batch_size, steps):
                 break
         self._expect(batch_size)
-        return None
 
     @operation(needs="multi_steps", weight=8, when=_are_rows, batch_size=_small, rounds=(2, 8, 32))
-    def multi_step(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> bool | None:
+    def multi_step(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> None:
         """Launch a step of a number of rounds, which accept different drafts, and pass their results together."""
-        if not 0 < rounds <= MAX_REPEATED:
-            return False
+        self.only_if(0 < rounds <= MAX_REPEATED)
         steps = self._launch(batch_size)
         if steps is not None:
             results = [
@@ -315,17 +311,15 @@ class StepControllerTrial(Trial):
                 for correct in results:
                     self._add(correct, batch_size, steps)
         self._expect(batch_size)
-        return None
 
     @operation(needs="unordered", weight=12, when=_are_rows, batch_size=_small)
-    def interval(self, batch_size: int, runs: tuple[int, ...]) -> bool | None:
+    def interval(self, batch_size: int, runs: tuple[int, ...]) -> None:
         """Launch the rounds that are left before the next look, which accept different drafts. Pass their results, and
         to a copy of the controller the last first."""
         table, interval = self.table, self.table.update_interval
         left = max(table.warmup_batches, interval) - self.num_told
         left = left if left > 0 else left % interval or interval
-        if left < 2 or table != read_table(self.config.table):
-            return False
+        self.only_if(left > 1 and table == read_table(self.config.table))
         steps = self._launch(batch_size)
         if steps is not None:
             other = self.must(self.subject.copied)
@@ -335,7 +329,6 @@ class StepControllerTrial(Trial):
                 self.must(other.observe, of_other, batch_size, steps)
             self._expect(batch_size)
             self.moment.reordered = read_expected(self, other, self.candidates(batch_size), batch_size)
-        return None
 
     # -- long stretches ------------------------------------------------------------------------------------------------
 

@@ -97,21 +97,17 @@ class TransportTrial(TransportWatch):
     # -- operations ---------------------------------------------------------------------------------------------------
 
     @operation(weight=8, when=_can_start, family=(0, 0, 1), is_short=(False, False, False, False, True))
-    def start(self, request: int, family: int, num_tokens: int, is_short: bool = False) -> bool:
+    def start(self, request: int, family: int, num_tokens: int, is_short: bool = False) -> None:
         """Send a request to the prefill worker; `is_short`: for one token.
         Prompts of one family have equal beginnings."""
-        if num_tokens < 1:
-            return False
+        self.only_if(num_tokens > 0)
         self._submit(request, family, num_tokens, num_output=int(is_short))
-        return True
 
     @operation(weight=3, needs="going_on", when=_can_start, family=(0, 1), num_tokens=(3, 1, 5, 8, 20))
-    def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> bool:
+    def go_on(self, request: int, family: int, num_tokens: int, num_shown: int) -> None:
         """Send a request that a decode worker was lost with, when its client had been shown `num_shown` tokens."""
-        if not 1 <= num_shown <= min(num_tokens, self.config.num_output - 1):
-            return False
+        self.only_if(1 <= num_shown <= min(num_tokens, self.config.num_output - 1))
         self._submit(request, family, num_tokens, num_shown)
-        return True
 
     @operation(weight=10, when=lambda t: _is_alive(t, PREFILL))
     def compute(self) -> None:
@@ -119,12 +115,10 @@ class TransportTrial(TransportWatch):
         self._run_prefill()
 
     @operation(weight=4, when=_is_reading, count=(1, 2, 30))
-    def read(self, count: int) -> bool:
+    def read(self, count: int) -> None:
         """Let the link read pages out of the prefill pool."""
-        if count < 1:
-            return False
+        self.only_if(count > 0)
         self.must(self.subject.read_out, count)
-        return True
 
     @operation(weight=6, when=lambda t: _is_alive(t, DECODE))
     def decode(self) -> None:
@@ -166,18 +160,16 @@ class TransportTrial(TransportWatch):
         self._arrive(side, past[-1 - nth % len(past)])
 
     @operation(weight=4, hostile=True, when=lambda t: bool(_good_pages(t)), how=(3, 0, 1, 2, 3))
-    def damage(self, nth: int, how: int) -> bool:
+    def damage(self, nth: int, how: int) -> None:
         """Change, cut short, or misnumber a page under way."""
         parcels, places = self.under_way[DECODE], _good_pages(self)
         at = places[nth % len(places)]
         damaged = self._damaged(parcels[at], how) if 0 <= how <= MISNUMBERED else None
-        if damaged is None:
-            return False
+        self.only_if(damaged is not None)
         if how == MISNUMBERED:
             parcels.insert(at, damaged)  # the page itself arrives too, under its own number
         else:
             parcels[at] = damaged
-        return True
 
     @operation(weight=2, hostile=True, when=lambda t, side, request: _is_alive(t, side) and request in t.model.runs)
     def cancel(self, side: str, request: int) -> None:
@@ -277,11 +269,10 @@ class TransportTrial(TransportWatch):
         self.moment.a_peer_is_gone = bool(self.model.bereaved)
 
     @operation(weight=1, num_tokens=(5, 2, 8), nth=(0, 1, 2, 3, 5, 8))
-    def serve(self, num: int, num_tokens: int, pace: int, fault: int, nth: int) -> bool:
+    def serve(self, num: int, num_tokens: int, pace: int, fault: int, nth: int) -> None:
         """Stop all faults but one, and let workers run a step every `pace` ticks.
         What comes from now on is decoded to its end."""
-        if min(num, num_tokens, pace) < 1 or not 0 <= fault <= MAX_FAULT:
-            return False
+        self.only_if(min(num, num_tokens, pace) > 0 and 0 <= fault <= MAX_FAULT)
         for side in SIDES:
             if self.model.dead[side]:
                 self._begin_anew(side)
@@ -292,7 +283,6 @@ class TransportTrial(TransportWatch):
         self._go_on(pace, fault=PlannedFault(fault, nth) if fault and self.config.max_attempts > 1 else None)
         self._is_slow = False
         self._must_have_come(runs)
-        return True
 
     def _must_have_come(self, runs: Sequence[TransferRun | None]) -> None:
         if all(run is not None and run.was_served and run.how == "transferred" for run in runs):
@@ -348,12 +338,10 @@ class TransportTrial(TransportWatch):
         late = [(side, parcel) for side in SIDES for parcel in (*self.past[side], *self.under_way[side])]
         for side in SIDES:
             self.restart(side)
-        self.begin("requests between new workers, with messages of the old ones")
-        self._submit(1, 1, 4)
-        self._submit(2, 0, 2)
-        self._go_on(1, late)
-        self.end()
-        self.check()
+        with self.stage("requests between new workers, with messages of the old ones"):
+            self._submit(1, 1, 4)
+            self._submit(2, 0, 2)
+            self._go_on(1, late)
         for request in REQUESTS:
             self.start(request, request % 2, 8)
         for _ in range(2 * len(REQUESTS)):
@@ -369,12 +357,10 @@ class TransportTrial(TransportWatch):
         self.cancel(DECODE, REQUESTS[-1])  # waits for room, in a small pool
         self.deliver_all(DECODE)
         self.deliver_all(PREFILL)
-        self.begin("requests whose acknowledgements were lost, and some that wait for room")
-        self._go_on(6)
-        if self.config.max_attempts > 1:
-            self._must_have_come([self.model.runs.get(request) for request in REQUESTS[1:-1]])
-        self.end()
-        self.check()
+        with self.stage("requests whose acknowledgements were lost, and some that wait for room"):
+            self._go_on(6)
+            if self.config.max_attempts > 1:
+                self._must_have_come([self.model.runs.get(request) for request in REQUESTS[1:-1]])
         self.serve(1, 8, 1, 0, 0)
 
     def _give_up_in_disorder(self) -> None:
@@ -449,4 +435,4 @@ class TransportTrial(TransportWatch):
     def describe(self) -> str:
         m = self.moment
         parts = [f"{side} {tuple(counters)}" for side, counters in m.counters.items()]
-        return "; ".join(parts) or "done"
+        return "; ".join(parts) or super().describe()

@@ -59,7 +59,7 @@ class TransportWatch(Trial):
         self._is_ticking = self._is_slow = False
         self._arrived: dict[tuple[str, int], int] = {}  # (side, parcel) that has arrived and had an effect -> when
         self.must(self.subject.connect, self.pools.read, self.pools.write)
-        self.moment = TransportMoment(self.config, self.capabilities)
+        self.begin(self.operation)
         self._observe()
 
     # -- around every operation ---------------------------------------------------------------------------------------
