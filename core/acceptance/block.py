@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..contract.arrays import Float64Array
 from .process import GaussianAcceptance
 
 REJECTED_RATIO = 0.08
@@ -34,7 +35,9 @@ def block_survival(conditional: Sequence[float], rejected_ratio: float = REJECTE
     conditional: The chance of rejection to keep draft 1, 2, … if it keeps all before, each 0 … 1.
     rejected_ratio: ρ, 0 … 1. A place that rejection accepts less often than that has its acceptance as ρ.
     """
-    weights, masses, survival = np.ones(1), np.ones(1), []
+    weights: Float64Array = np.ones(1)
+    masses: Float64Array = np.ones(1)
+    survival = []
     for accepted in conditional:
         low = min(rejected_ratio, accepted)
         share = (1.0 - accepted) / (1.0 - low) if low < 1.0 else 0.0
@@ -42,7 +45,7 @@ def block_survival(conditional: Sequence[float], rejected_ratio: float = REJECTE
         weights = np.concatenate([weights * low, np.minimum(weights * high, 1.0)])
         masses = np.concatenate([masses * share, masses * (1.0 - share)])
         weights, which = np.unique(weights.round(12), return_inverse=True)
-        masses = np.bincount(which, masses)
+        masses = np.bincount(which, weights=masses).astype(np.float64)
         kept = weights * masses > _LEAST  # a weight never grows on average, so the others add no more later
         weights, masses = weights[kept], masses[kept]
         survival.append(float(weights @ masses))

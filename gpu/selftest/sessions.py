@@ -21,15 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...core.algorithm.registry import get_algorithm
 from ...core.contract.request import Request
 from ...core.prompt import Prompt
 from ..disaggregation.session import DisaggregatedSession, plan_disaggregated
 from ..disaggregation.topology import WorkerCounts
 from ..disaggregation.workers import Workers
 from ..executor.executor import TorchExecutor
+from ..measure.shapes import draft_shape
 from ..models.checkpoint import load_target, random_head, random_weights, save_draft, save_target
 from ..models.config import LLAMA, ModelConfig
 from ..models.decoder import Decoder
+from ..models.eagle import DraftHead
 from ..models.families import architecture_of
 from ..models.heads.config import HeadConfig
 from ..ops.torch_ops import TorchOps
@@ -44,7 +47,10 @@ from .steps import Context, SelftestStep, StepFinding, UnavailableHere
 
 DTYPE = torch.bfloat16
 NUM_REQUESTS = 4
-HEAD_NAMES = ("EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE")
+HEAD_STEPS = {"EAGLE": 2, "EAGLE3": 3, "MULTI_LAYER_EAGLE": 2, "DFLASH": 3, "DFLASH2": 3, "DSPARK": 3, "P_EAGLE": 3}
+"""The draft steps that each head is made for."""
+IN_ONE_PASS = ("DFLASH", "DFLASH2", "DSPARK", "P_EAGLE")
+LEAST_EQUAL = 0.95  # of the drafts in float32 and in float64: near ties may fall otherwise
 AGREEMENT_NOISE = 0.05  # of the STANDALONE draft's weights, relative: it then often agrees with the target
 TIES = 4  # each of two logits may be off by twice what the dense pass is off by at most
 
@@ -73,6 +79,7 @@ WAYS = {
     "NGRAM": Way(None, {"algorithm": "NGRAM", "steps": 4}),
     "EAGLE chain": Way("EAGLE", {"steps": 2}),
     "MULTI_LAYER_EAGLE": Way("MULTI_LAYER_EAGLE", {"steps": 2}),
+    **{f"{name}, all drafts in one pass": Way(name, {"steps": 3}) for name in IN_ONE_PASS},
     "EAGLE3, adaptive steps": Way("EAGLE3", {"adaptive": '{"1": {"candidate_steps": [0, 1, 3]}}'}),
     "keys and values in 8 bits": Way("STANDALONE", {"steps": 3, "kv_dtype": FP8}),
     "windows in pages, tree": Way("windows' draft", {"steps": 3, "topk": 2, "num_draft_tokens": 7}, "windows"),
@@ -81,12 +88,14 @@ WAYS = {
     "two devices, tensor parallel": Way("EAGLE3", {"steps": 3, "tensor_parallel": 2}, num_gpus=2),
     "two devices, prefill to decode": Way("EAGLE3", {"steps": 3}, num_gpus=2, disaggregate="prefill=1,decode=1"),
 }
-CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 tree")
+CAPTURED = ("plain", "STANDALONE chain", "STANDALONE tree, pages of 4", "EAGLE3 tree", "DFLASH, all drafts in one pass")
 
 
 def session_steps(context: Context) -> Iterator[SelftestStep]:
     for way in WAYS:
         yield SelftestStep("sessions", f"bfloat16, {way}", partial(greedy, context, way))
+    for name in IN_ONE_PASS:
+        yield SelftestStep("sessions", f"drafts are those of float64, {name}", partial(same_drafts, context, name))
     for way in CAPTURED:
         run = partial(launches_without_waiting, context, way)
         yield SelftestStep("sessions", f"launching never waits, {way}", run, needs_gpu=True)
@@ -135,16 +144,13 @@ def _write_models(context: Context) -> Mapping[str, Path]:
         shapes_of(context),
         {"target": "STANDALONE", "windows": "windows' draft", "states": "states' draft"},
     )
-    places = {name: context.directory / name for name in (*shapes, *drafts.values(), *HEAD_NAMES)}
+    places = {name: context.directory / name for name in (*shapes, *drafts.values(), *HEAD_STEPS)}
     is_written = context.directory / "written"
     if is_written.is_file():  # by another process
         return places
     for name, shape in shapes.items():
         target = random_weights(shape, TorchOps(), "cpu", torch.bfloat16, 1)
-        with torch.no_grad():
-            for part, parameter in target.named_parameters():
-                if "norm" not in part:  # so large that greedy text does not repeat itself
-                    parameter.mul_(50.0 * shape.hidden_size**-0.5)
+        _sharpen(target)
         save_target(target, places[name])
         if name == "target":
             _write_heads(target, places)
@@ -160,13 +166,21 @@ def _write_models(context: Context) -> Mapping[str, Path]:
     return places
 
 
+@torch.no_grad()
+def _sharpen(model: Decoder | DraftHead) -> None:
+    """Make weights so large that greedy text does not repeat itself, and that places of a block draft unlike tokens."""
+    for part, parameter in model.named_parameters():
+        if "norm" not in part:
+            parameter.mul_(50.0 * model.hidden_size**-0.5)
+
+
 def _write_heads(target: Decoder, places: Mapping[str, Path]) -> None:
-    shape = target.config
-    for algorithm in HEAD_NAMES:
-        heads, aux = (2, ()) if algorithm == "MULTI_LAYER_EAGLE" else (1, (0, 1, 2) if algorithm == "EAGLE3" else ())
-        model = replace(shape, num_layers=1)
-        config = HeadConfig(algorithm, model, shape.hidden_size, shape.vocab_size, aux, num_heads=heads)
-        save_draft(random_head(config, target, seed=3), places[algorithm])
+    for name, steps in HEAD_STEPS.items():
+        config = draft_shape(target.config, get_algorithm(name), steps)
+        assert isinstance(config, HeadConfig), "no language model"
+        head = random_head(config, target, seed=3)
+        _sharpen(head)
+        save_draft(head, places[name])
 
 
 def _write_tokenizer(directory: Path, vocab_size: int) -> None:
@@ -297,7 +311,7 @@ def greedy(context: Context, name: str) -> StepFinding:
         text = reference.check(requests, session.run(requests))
         reference.check(again, session.run(again))  # from the prefix cache
         stats, missed = session.stats(), _without_graph(session)
-    if way.draft is not None and way.draft not in HEAD_NAMES:
+    if way.draft is not None and way.draft not in HEAD_STEPS:
         assert stats.correct_drafts > 0, "a draft that nearly equals its target was never accepted"
     accept = f"; {stats.accept_length:.2f} tokens a round" if stats.drafted else ""
     return StepFinding(text + accept + missed)
@@ -309,6 +323,34 @@ def _without_graph(session: DecodeSession | DisaggregatedSession) -> str:
     if not isinstance(executor, TorchExecutor) or not executor.graphs.are_on:
         return ""
     return f"; {executor.graphs.num_missed} of {executor.counters.rounds} rounds without a CUDA graph"
+
+
+def same_drafts(context: Context, name: str) -> StepFinding:
+    """Check that what a drafter with random weights proposes in float32 on the device, which its target hardly ever
+    accepts, is what it proposes in float64 on the CPU."""
+    there = _proposed(context, name, device=context.device, dtype="float32")
+    exact = _proposed(context, name, device="cpu", dtype="float64")
+    assert len(there) == len(exact), f"{len(there)} drafts on the device, {len(exact)} in float64"
+    equal = sum(one == other for one, other in zip(there, exact, strict=True))
+    assert equal >= LEAST_EQUAL * len(exact), f"{equal} of {len(exact)} drafts are those of float64"
+    return StepFinding(f"{equal} of {len(exact)} drafts are those of float64")
+
+
+def _proposed(context: Context, name: str, **changes: Any) -> list[int]:
+    """Return every token that the head `name` drafts for one request, round after round."""
+    way, proposed = WAYS[f"{name}, all drafts in one pass"], list[int]()
+    with contextlib.closing(session_of(context, way, overlap=False, graphs=False, **changes)) as session:
+        draft = session.own_executor.draft
+        propose = draft.propose
+
+        def watched(*arguments: Any) -> Any:
+            tree = propose(*arguments)
+            proposed.extend(tree.tokens[0, 1:].tolist())
+            return tree
+
+        vars(draft)["propose"] = watched
+        session.run(requests_of(context)[-1:])
+    return proposed
 
 
 @contextlib.contextmanager

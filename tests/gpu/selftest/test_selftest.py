@@ -13,6 +13,7 @@ from foredraft.checks import selftest
 from foredraft.checks.selftest import catalogue
 from foredraft.cli.app import app
 from foredraft.core.errors import ConfigError, ForedraftError
+from foredraft.gpu.models.heads.block import BlockHead
 from foredraft.gpu.ops.host_ops import HostOps
 from foredraft.gpu.selftest import sessions
 from foredraft.gpu.selftest.machine import is_wanted
@@ -40,6 +41,8 @@ FAST = {
     "contracts: executor, captured rounds",
     "sessions: bfloat16, STANDALONE tree, pages of 4",
     "sessions: bfloat16, EAGLE3 tree",
+    *(f"sessions: bfloat16, {name}, all drafts in one pass" for name in ("DFLASH", "DFLASH2", "DSPARK", "P_EAGLE")),
+    *(f"sessions: drafts are those of float64, {name}" for name in ("DFLASH", "DFLASH2", "DSPARK", "P_EAGLE")),
     "sessions: bfloat16, keys and values in 8 bits",
     "sessions: bfloat16, windows in rings",
     "sessions: bfloat16, recurrent states",
@@ -90,6 +93,17 @@ def test_a_wrong_token_is_found(context):
     wrong = replace(outputs["0"], tokens=(*tokens[:-1], (tokens[-1] + 1) % sessions.shape_of(context).vocab_size))
     with pytest.raises(AssertionError, match="below the greatest logit"):
         reference.check(requests, {"0": wrong})
+
+
+def test_drafts_of_other_places_are_found(context, monkeypatch):
+    choose = BlockHead.choose
+
+    def a_place_late(head, hidden, roots):
+        return choose(head, hidden.roll(1, 1) if hidden.dtype == torch.float32 else hidden, roots)
+
+    monkeypatch.setattr(BlockHead, "choose", a_place_late)
+    with pytest.raises(AssertionError, match="of 60 drafts are those of float64"):
+        sessions.same_drafts(context, "DFLASH")
 
 
 def test_a_broken_operation_is_found_by_the_contracts(context, monkeypatch):
