@@ -140,8 +140,7 @@ class TransportTrial(TransportWatch):
     @operation(weight=3, hostile=True, when=_is_coming)
     def drop(self, side: str, nth: int) -> None:
         """Lose a message."""
-        parcels = self.under_way[side]
-        parcels.pop(nth % len(parcels))
+        self.under_way[side].pop(nth % len(self.under_way[side]))
 
     @operation(
         weight=2, needs="late", hostile=True, when=lambda t, side: 0 < len(t.under_way.get(side, ())) < MAX_UNDER_WAY
@@ -156,8 +155,7 @@ class TransportTrial(TransportWatch):
     )
     def again(self, side: str, nth: int) -> None:
         """Deliver a message that has arrived once more, however late; `nth` counts back from the newest."""
-        past = self.past[side]
-        self._arrive(side, past[-1 - nth % len(past)])
+        self._arrive(side, self.past[side][-1 - nth % len(self.past[side])])
 
     @operation(weight=4, hostile=True, when=lambda t: bool(_good_pages(t)), how=(3, 0, 1, 2, 3))
     def damage(self, nth: int, how: int) -> None:
@@ -433,6 +431,5 @@ class TransportTrial(TransportWatch):
         self.restart(side)
 
     def describe(self) -> str:
-        m = self.moment
-        parts = [f"{side} {tuple(counters)}" for side, counters in m.counters.items()]
+        parts = [f"{side} {tuple(counters)}" for side, counters in self.moment.counters.items()]
         return "; ".join(parts) or super().describe()
