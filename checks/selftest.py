@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ..core.errors import ForedraftError
-from ..gpu.selftest.forward import forward_steps
+from ..gpu.selftest.forward import flashinfer_steps, forward_steps
 from ..gpu.selftest.machine import machine_steps
 from ..gpu.selftest.report import SelftestReport, closing_lines, exit_code, seconds_of
 from ..gpu.selftest.sessions import session_steps
@@ -29,12 +29,14 @@ from ..gpu.selftest.steps import (
     SelftestStep,
     StepFinding,
     StepOutcome,
+    UnavailableHere,
     not_run,
     run_apart,
     run_here,
     serve_steps,
 )
-from ..gpu.session.devices import resolve_device
+from ..gpu.session.devices import can_capture, check_ops, resolve_device
+from ..gpu.types.session_options import AUTO, DECLARED, FLASHINFER
 from ..properties.harness.suite import Component
 from ..properties.harness.swarm import Budget, Swarm
 from ..properties.suites import suite_of
@@ -51,7 +53,7 @@ OnLine = Callable[[str], None]
 
 def catalogue(context: Context) -> list[SelftestStep]:
     """Return the steps for the context's device; those that need a GPU are among them on a CPU, too."""
-    parts = (machine_steps, forward_steps, contract_steps, session_steps, speed_steps)
+    parts = (machine_steps, forward_steps, flashinfer_steps, contract_steps, session_steps, speed_steps)
     return [step for steps_of in parts for step in steps_of(context)]
 
 
@@ -79,7 +81,13 @@ def _acceptance(context: Context) -> Component:
 def _executor(captured: bool, context: Context) -> Component:
     from .adapters.torch_executor import HOST, DevicePlace, ExecutorIn, make
 
-    place = DevicePlace(context.device, "triton" if context.on_gpu else "host", captured)
+    choice = context.ops_choice
+    if choice == FLASHINFER:
+        raise UnavailableHere("its models have heads of 16 channels in float32, which FlashInfer lacks")
+    if captured and context.on_gpu and not can_capture(choice, context.device):
+        raise UnavailableHere(f"the operations {choice} wait for the device, which a graph cannot")
+    name = choice if choice != AUTO else "triton" if context.on_gpu else "host"
+    place = DevicePlace(context.device, name, captured)
     return suite_of("executor").component(make if place == HOST else ExecutorIn(place))
 
 
@@ -100,17 +108,19 @@ def holds(context: Context, component_of: Callable[[Context], Component]) -> Ste
 # -- the whole test ----------------------------------------------------------------------------------------------------
 
 
-def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> SelftestReport:
-    """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then.
+def selftest(device: str, directory: Path, budget: str, on_line: OnLine, ops: str = AUTO) -> SelftestReport:
+    """Run the test on `device` ("auto", "cpu", "cuda") and return its report, which is in `directory` then. `ops`:
+    `SessionOptions.ops`.
 
     On Ctrl-C the report has the steps that ran and is marked `interrupted`. Raises ConfigError for arguments,
     ForedraftError if nothing can be written.
     """
     end_s = time.monotonic() + seconds_of(budget)
     device = resolve_device(device)
+    check_ops(ops, device)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="foredraft-selftest-") as made:
-        context = Context(device, Path(made))
+        context = Context(device, Path(made), ops)
         steps = catalogue(context)
         report = SelftestReport(directory, device, sys.argv, f"{datetime.now():%Y-%m-%d %H:%M}", len(steps))
         report.write()
@@ -120,7 +130,7 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Self
             report.begin(step)
 
         try:
-            for outcome in _outcomes(steps, context.device, Path(made), lambda: end_s - time.monotonic(), begin):
+            for outcome in _outcomes(steps, context, lambda: end_s - time.monotonic(), begin):
                 report.seconds = time.monotonic() - begun_s
                 report.add(outcome)
         except KeyboardInterrupt:
@@ -132,13 +142,13 @@ def selftest(device: str, directory: Path, budget: str, on_line: OnLine) -> Self
 
 def _outcomes(
     steps: Sequence[SelftestStep],
-    device: str,
-    made: Path,
+    context: Context,
     seconds_left: Callable[[], float],
     on_begin: Callable[[SelftestStep], None],
 ) -> Iterator[StepOutcome]:
-    if device != "cpu":
-        yield from run_apart(steps, partial(serve_catalogue, device, made), seconds_left, on_begin)
+    if context.device != "cpu":
+        serve = partial(serve_catalogue, context.device, context.directory, context.ops_choice)
+        yield from run_apart(steps, serve, seconds_left, on_begin)
         return
     for step in steps:
         if step.needs_gpu:
@@ -147,7 +157,7 @@ def _outcomes(
             yield from run_here([step], seconds_left, on_begin)
 
 
-def serve_catalogue(device: str, directory: Path, first: int, answer: Callable[[StepOutcome], None]) -> None:
+def serve_catalogue(device: str, directory: Path, ops: str, first: int, answer: Callable[[StepOutcome], None]) -> None:
     """Run the steps from number `first` on, in a process of their own:
     up to one that leaves a GPU which no longer answers."""
 
@@ -158,18 +168,21 @@ def serve_catalogue(device: str, directory: Path, first: int, answer: Callable[[
             return True
         return False
 
-    serve_steps(catalogue(Context(device, directory)), first, answer, is_spoilt)
+    serve_steps(catalogue(Context(device, directory, ops)), first, answer, is_spoilt)
 
 
 def main() -> int:
     """Run the self-test with argparse, on machines without the packages that the command `foredraft` needs."""
     parser = argparse.ArgumentParser("python -m foredraft.checks.selftest", description=__doc__)
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto: a GPU if there is one")
+    parser.add_argument("--ops", default=AUTO, help=f"what computes: {', '.join(DECLARED['ops'].known)}")
     parser.add_argument("--out", type=Path, default=Path(DEFAULT_DIRECTORY), help="directory of the report")
     parser.add_argument("--budget", default=DEFAULT_BUDGET, help="time, as 90s or 10m")
     given = parser.parse_args()
     try:
-        report = selftest(given.device, given.out, given.budget, lambda text: print(text, file=sys.stderr, flush=True))
+        report = selftest(
+            given.device, given.out, given.budget, lambda text: print(text, file=sys.stderr, flush=True), given.ops
+        )
     except (ForedraftError, ModuleNotFoundError) as error:
         needed = "" if isinstance(error, ForedraftError) else ": it needs torch, triton, numpy, safetensors, tokenizers"
         print(f"foredraft: {error}{needed}", file=sys.stderr)

@@ -19,6 +19,7 @@ EXIT_BAD_INPUT = 2
 EXTRAS = {  # extra -> the packages that it brings
     "sim": ("typer", "rich", "pydantic", "simpy", "pyarrow"),
     "gpu": ("torch", "tokenizers", "safetensors", "jinja2"),
+    "flashinfer": ("flashinfer",),
     "properties": ("hypothesis",),
     "planning": ("scipy", "yaml"),
     "cluster": ("ray", "grpc"),

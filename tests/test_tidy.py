@@ -77,7 +77,7 @@ LIBRARIES = {  # package -> what it may import from outside the standard library
     "observe": {"numpy", "pyarrow", "rich", "plotly"},
     "sim": {"numpy", "scipy", "pydantic", "simpy", "ray", "aiconfigurator_core"},
     "gpu": {
-        *("numpy", "numba", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2"),
+        *("numpy", "numba", "torch", "triton", "safetensors", "threadpoolctl", "tokenizers", "jinja2", "flashinfer"),
         *("huggingface_hub", "llguidance", "transformers", "ctranslate2"),
     },
     "properties": {"numpy", "hypothesis", "pytest"},

@@ -175,10 +175,10 @@ def open_arms(
     loaded: dict[tuple[object, ...], tuple[Ops, Decoder, DraftModel | None]] = {}
     arms = []
     for name, plan in plans.items():
-        key = (plan.options.model, plan.options.draft, plan.dtype, plan.device, plan.algorithm.name)
+        key = (plan.options.model, plan.options.draft, plan.dtype, plan.device, plan.options.ops, plan.algorithm.name)
         if key not in loaded:
             on_progress(f"{name}: loading the weights")
-            ops = ops_for(plan.device)
+            ops = ops_for(plan.device, plan.options.ops)
             set_threads(plan.device, plan.options.threads, plan.target, plan.weight_bytes)
             with named_memory_errors(plan):
                 loaded[key] = (ops, *load_models(plan, ops))

@@ -7,7 +7,6 @@ Its models have random weights and a few thousand parameters, made in memory. Th
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -36,9 +35,9 @@ from ...gpu.kernels.rounds.build_tree import shorten_rows
 from ...gpu.models.decoder import Decoder
 from ...gpu.models.heads.block import BlockHead
 from ...gpu.ops.host_ops import HostOps
-from ...gpu.ops.torch_ops import TorchOps
 from ...gpu.session.devices import ops_for, resolve_device
 from ...gpu.types.ops import Capture, DeviceTree, Ops
+from ...gpu.types.session_options import AUTO
 from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import (
@@ -92,14 +91,10 @@ class DevicePlace:
 @cache
 def ops_in(device: str, name: str) -> Ops:
     """Return the operations of a place. Raises ConfigError if they cannot run here."""
-    if name == "triton" and device == "cpu":
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            message = "triton on a CPU is interpreted: set TRITON_INTERPRET=1, or name --device cuda"
-            raise ConfigError.of("--ops", "", message)
-        from ...gpu.ops.triton_ops import TritonOps
-
-        return TritonOps()
-    return TorchOps() if name == "torch" else ops_for(device)
+    try:
+        return ops_for(device, AUTO if name == "host" else name)
+    except ConfigError as error:
+        raise ConfigError.of("--ops", "", error.problems[0].message) from None
 
 
 HOST = DevicePlace()

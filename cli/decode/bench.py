@@ -189,7 +189,7 @@ _DEVICE = {"device", "threads"}
 MODES = {
     "--estimate": _MODELS | _ROUNDS | _CELLS,
     "--twin": _MODELS | _DEVICE | {"repeat"},
-    "--warm": _MODELS | _ROUNDS | _CELLS | _DEVICE | {"graphs", "overlap"},
+    "--warm": _MODELS | _ROUNDS | _CELLS | _DEVICE | {"graphs", "overlap", "ops"},
 }
 
 

@@ -18,7 +18,7 @@ Budget = Annotated[
 
 
 @problems_name_options
-@with_session_options("device")
+@with_session_options("device", "ops")
 def selftest(
     session: Mapping[str, Any],
     out: Out = Path("selftest"),
@@ -29,8 +29,9 @@ def selftest(
     """Test decoding on this machine, the most basic parts first, then measure its speed.
 
     Tests device, driver and versions, and the kernels of a forward pass at the
-    sizes of real models. Runs the contracts of acceptance and of the executor on
-    the device, as `foredraft check executor --device` does: random requests with
+    sizes of real models; where FlashInfer is installed also its attention and its
+    filters, at the same sizes. Runs the contracts of acceptance and of the executor
+    on the device, as `foredraft check executor --device` does: random requests with
     each kind of draft, overlap, retraction and sampling, with every index checked
     and with captured rounds. Runs sessions in bfloat16. Then prints a table of an
     8B model with random weights and simulated acceptance: plain decoding, chains
@@ -53,7 +54,7 @@ def selftest(
 
     progress = StatusLine(quiet)
     try:
-        report = test.selftest(session["device"], out, budget, progress.show)
+        report = test.selftest(session["device"], out, budget, progress.show, session["ops"])
     finally:
         progress.clear()
     if as_json:

@@ -18,7 +18,7 @@ from ...core.scheduler.config import EngineConfig
 from ...core.scheduler.rules import OurRules
 from ...core.scheduler.spec import UNSIZED_POOL, EngineSpec, resolve_spec
 from ..models.divided import check_shards, sharded
-from ..session.devices import ARGUMENTS, check_kernels, keeps_quantized, resolve_device, resolve_dtype
+from ..session.devices import ARGUMENTS, can_capture, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from ..session.hub import local_checkpoint
 from ..session.memory import NotEnoughMemory, bytes_per_token, checkpoint_bytes, free_bytes, kv_dtype_of, most_drafts_of
 from ..session.plan import (
@@ -64,6 +64,7 @@ class BenchOptions:
     topk: int = 1
     num_draft_tokens: int | dict[str, int] | None = None
     device: str = AUTO
+    ops: str = AUTO
     threads: int | None = None
     dtype: str = AUTO
     quantized: str = AUTO
@@ -190,7 +191,7 @@ def plan_bench(options: BenchOptions, weights_are_there: bool = False, on_meta: 
         device = resolve_device(options.device) if num_ranks == 1 else rank_devices(options.device, num_ranks)[0]
     refuse_without_effect(session, algorithm, device)
     graphs = _graphs(options, device)
-    check_kernels(target, device, "<arguments>")
+    check_kernels(target, device, "<arguments>", options.ops)
     dtype = resolve_dtype(options.dtype, target, device, options.quantized)
     target = replace(target, keeps_quantized=keeps_quantized(session, target, device))
     acceptance, name = _acceptance(options, algorithm, target)
@@ -303,11 +304,11 @@ def _steps_of(algorithm: SpecAlgorithm, options: BenchOptions, steps: tuple[int,
 
 
 def _graphs(options: BenchOptions, device: str) -> bool:
-    if device == "cpu":
-        if options.graphs:
-            raise ConfigError.of(ARGUMENTS, "--graphs", "a CPU has no CUDA graphs; leave it out")
-        return False
-    return options.graphs is not False
+    is_able = can_capture(options.ops, device)
+    if options.graphs and not is_able:
+        why = "a CPU has no CUDA graphs" if device == "cpu" else f"the operations {options.ops} wait for the device"
+        raise ConfigError.of(ARGUMENTS, "--graphs", f"{why}; leave it out")
+    return is_able and options.graphs is not False
 
 
 def _acceptance(

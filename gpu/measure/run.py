@@ -92,7 +92,7 @@ class Bench:
         """
         self.plan = plan
         self._on_progress = on_progress
-        self._ops: Ops = ops_for(plan.device)
+        self._ops: Ops = ops_for(plan.device, plan.options.ops)
         set_threads(plan.device, plan.options.threads, plan.target, plan.weight_bytes)
         self._tokenizer: Tokenizer | None = None
         options = plan.options

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from ...core.errors import ConfigError
+from ..ops import flashinfer_ops
 from ..ops.torch_ops import TorchOps
 from ..types.attention import E4M3, PLAIN, KVScales, Softmax
 from ..types.coded import Code, CodedWeight
 from ..types.experts import Router
 from ..types.ops import DecodeBatch, KVTensors, Ops
 from .batches import MAX_POSITIONS, PagedBatch, decode_view, make_batch, random_tree_bits, rotary_table, softmaxes
-from .steps import Context, SelftestStep, StepFinding
+from .steps import Context, SelftestStep, StepFinding, UnavailableHere
 
+FLASHINFER_LIMIT_S = 300.0  # it compiles its kernels when the first call needs them
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 """Absolute and relative; an error of the kernels' logic is of the size of the values, about 1."""
 GPU_LAYOUTS = ((32, 8, 128), (28, 4, 128), (12, 2, 80), (16, 16, 64), (8, 1, 256), (16, 2, 512))
@@ -42,13 +45,45 @@ def forward_steps(context: Context) -> Iterator[SelftestStep]:
         yield step(f"decode attention, {heads}", partial(decode, layout))
     yield step("latent keys of 576", latent_keys)
     yield step("windows, capped scores, sinks", kinds_of_softmax)
-    yield step("keys and values in 8 bits", numbers_of_8_bits)
+    yield step("keys and values in 8 bits", partial(numbers_of_8_bits, None))
+    yield step("top-k and top-p", filters)
     for form in STORED_FORMS:
         yield step(f"products of stored numbers, {form}", partial(stored_products, form))
     yield SelftestStep("kernels", "pools of more than 2³¹ elements", partial(large_pool, context), needs_gpu=True)
     yield SelftestStep(
         "kernels", "sampling over large vocabularies", partial(large_vocabularies, context), needs_gpu=True
     )
+
+
+def flashinfer_steps(context: Context) -> Iterator[SelftestStep]:
+    """Yield what FlashInfer computes, beside the same numbers in float64 as the kernels: where a kernel fails and
+    FlashInfer does not, the kernel is wrong; where both fail, look at the machine or at what they are compared with."""
+
+    def step(name: str, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> SelftestStep:
+        run = partial(compared, context, calls_of, partial(by_flashinfer, context), (torch.bfloat16,))
+        return SelftestStep("FlashInfer", name, run, needs_gpu=True, limit_s=FLASHINFER_LIMIT_S)
+
+    for layout in GPU_LAYOUTS:
+        if layout[2] in flashinfer_ops.HEAD_DIMS:
+            heads = f"{layout[0]}/{layout[1]} heads of {layout[2]}"
+            yield step(f"extend attention, {heads}", partial(extend, layout))
+            yield step(f"verify attention, {heads}", partial(verify, layout))
+            yield step(f"decode attention, {heads}", partial(decode, layout))
+    yield step("windows, capped scores, sinks", kinds_of_softmax)
+    yield step("keys and values in 8 bits", partial(numbers_of_8_bits, flashinfer_ops.HEAD_DIMS))
+    yield step("top-k and top-p", filters)
+
+
+def by_flashinfer(context: Context) -> Ops:
+    """Return operations by FlashInfer. Raises UnavailableHere where it is not installed, or lacks a call of them."""
+    try:
+        found = flashinfer_ops.find_flashinfer()
+    except ConfigError as error:
+        raise UnavailableHere(str(error.problems[0].message)) from None
+    missing = flashinfer_ops.lacking(found, (), torch.bfloat16)
+    if missing:
+        raise UnavailableHere("; ".join(missing))
+    return context.once("flashinfer", lambda: cast(Ops, flashinfer_ops.FlashInferOps(context.ops, found)))
 
 
 def worst_of(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
@@ -110,14 +145,19 @@ Call = tuple[Any, ...]
 """A function of operations and arguments that returns tensors, and the arguments."""
 
 
-def compared(context: Context, calls_of: Callable[[Context, torch.dtype], Iterable[Call]]) -> StepFinding:
-    """Make each call, in each dtype, with the device's operations and with torch's in float64 on the CPU, and
-    compare the results."""
-    worst, count = 0.0, 0
-    for dtype in context.dtypes:
+def compared(
+    context: Context,
+    calls_of: Callable[[Context, torch.dtype], Iterable[Call]],
+    ops_of: Callable[[], Ops] | None = None,
+    dtypes: Sequence[torch.dtype] = (),
+) -> StepFinding:
+    """Make each call, in each dtype, with the tested operations (or those of `ops_of`) and with torch's in float64 on
+    the CPU, and compare the results."""
+    ops, worst, count = context.ops if ops_of is None else ops_of(), 0.0, 0
+    for dtype in dtypes or context.dtypes:
         for run, *arguments in calls_of(context, dtype):
             expected = run(TorchOps(), *in_float64(tuple(arguments)))
-            found = run(context.ops, *moved(tuple(arguments), context.device))
+            found = run(ops, *moved(tuple(arguments), context.device))
             worst, count = max(worst, worst_of(found, expected)), count + 1
     return StepFinding(f"{count} batches agree; the greatest error is {worst:.0%} of what is allowed")
 
@@ -232,14 +272,32 @@ def kinds_of_softmax(context: Context, dtype: torch.dtype) -> Iterator[Call]:
         yield _decode, batch, view, softmax
 
 
-def numbers_of_8_bits(context: Context, dtype: torch.dtype) -> Iterator[Call]:
+def numbers_of_8_bits(head_dims: Sequence[int] | None, context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield attention over E4M3 with scales, in all layouts or in those with heads of `head_dims` channels."""
     for layout in GPU_LAYOUTS if context.on_gpu else CPU_LAYOUTS:
+        if head_dims is not None and layout[2] not in head_dims:
+            continue
         batch, bits = _batch(9, [70, 2, 0], [7] * 3, layout, dtype, context), random_tree_bits(1, 3, 7)
         batch = replace(batch, **{name: getattr(batch, name).to(E4M3) for name in ("k", "v", "k_pool", "v_pool")})
         softmax = PLAIN.over(KVScales(0.6, 1.7), batch.q)
         yield _verify, batch, bits, softmax
         yield _extend, batch, softmax
         yield _decode, batch, decode_view(batch, [71, 3, 0]), softmax
+
+
+def filters(context: Context, dtype: torch.dtype) -> Iterator[Call]:
+    """Yield distributions with top-k, with top-p and with both, over logits of which many are equal."""
+    vocab = 151_936 if context.on_gpu else 300
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(3)).mul(3).to(torch.bfloat16).to(dtype)
+    for top_k, top_p in ((40, 1.0), (0, 0.9), (1000, 0.5), (1, 0.3)):
+        temperature = torch.tensor([0.0, 0.6, 1.0, 1.5], dtype=torch.float64)
+        yield _filters, logits, temperature, torch.full((4,), top_p).double(), torch.full((4,), top_k)
+
+
+def _filters(ops: Ops, logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor) -> tuple[Tensor, ...]:
+    """Return the distributions, and how many tokens top-k has kept. How many top-p keeps may depend on a rounding."""
+    probs = ops.target_probs(logits, temperature, top_p, top_k)
+    return (probs,) if bool((top_p < 1).any()) else (probs, (probs > 0).sum(1).to(probs.dtype))
 
 
 def stored_products(form: str, context: Context, dtype: torch.dtype) -> Iterator[Call]:

@@ -36,6 +36,7 @@ from ..models.eagle import DraftHead
 from ..models.families import architecture_of
 from ..models.heads.config import HeadConfig
 from ..ops.torch_ops import TorchOps
+from ..session.devices import can_capture
 from ..session.plan import SessionOptions
 from ..session.session import DecodeSession
 from ..session.text_session import COMPLETED, Output
@@ -208,6 +209,7 @@ def requests_of(context: Context, prefix: str = "") -> list[Request]:
 def options_of(context: Context, way: Way, **changes: Any) -> SessionOptions:
     models = models_of(context)
     known: dict[str, Any] = {"device": context.device, "dtype": "bfloat16", "chunk_size": 16, "max_running": 3}
+    known["ops"] = context.ops_choice
     draft = None if way.draft is None else models[way.draft]
     return SessionOptions(models[way.target], draft, **known | dict(way.options) | changes)
 
@@ -365,6 +367,8 @@ def no_synchronisation() -> Iterator[None]:
 
 def launches_without_waiting(context: Context, way: str) -> StepFinding:
     """Check that with every shape seen once, no launch waits for the device; torch raises an error where one does."""
+    if not can_capture(context.ops_choice, context.device):
+        raise UnavailableHere(f"the operations {context.ops_choice} wait for the device")
     session = session_of(context, WAYS[way], overlap=True, prefix_cache=False)
     session.run(requests_of(context))
     launch, launches = session.executor.launch, []
@@ -384,14 +388,15 @@ def launches_without_waiting(context: Context, way: str) -> StepFinding:
 def close_frees(context: Context) -> StepFinding:
     """Check that what a session holds is freed by `close` and its last reference, without a collection of cycles."""
     way, before = WAYS["STANDALONE chain"], 0
-    with contextlib.closing(session_of(context, way, graphs=True)) as first:
+    captures = not context.on_gpu or can_capture(context.ops_choice, context.device)
+    with contextlib.closing(session_of(context, way, graphs=captures)) as first:
         first.run(requests_of(context))  # compiling kernels leaves cycles
     del first
     gc.collect()
     gc.disable()
     try:
         for turn in range(2):  # what the first leaves, libraries' workspaces and constants, is not the session's
-            session = session_of(context, way, graphs=True)
+            session = session_of(context, way, graphs=captures)
             session.run(requests_of(context))
             executor = session.own_executor
             held = [weakref.ref(x) for x in (executor.pool.keys, executor.target, executor)]

@@ -68,7 +68,9 @@ def _bench(context: Context, way: dict[str, Any]) -> Bench:
         path.write_text(json.dumps(shape_of(context).to_dict()), encoding="utf-8")
         model = str(path)
     cells = GPU_CELLS if context.on_gpu else CPU_CELLS
-    options = BenchOptions(random_weights=model, algorithm="EAGLE3", device=context.device, **cells, **way)
+    options = BenchOptions(
+        random_weights=model, algorithm="EAGLE3", device=context.device, ops=context.ops_choice, **cells, **way
+    )
     known = context.made.get("bench")
     plan = plan_bench(options, weights_are_there=known is not None)
     bench = Bench(plan) if known is None else Bench(plan, models=known.models)

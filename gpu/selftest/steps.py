@@ -26,16 +26,19 @@ import torch
 from ..session.devices import ops_for
 from ..spawned import spawning
 from ..types.ops import Ops
+from ..types.session_options import AUTO
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Context:
-    """`directory` is empty at first and given to every process of the test. Sizes are small on a CPU."""
+    """`directory` is empty at first and given to every process of the test. `ops_choice`: `SessionOptions.ops`. Sizes
+    are small on a CPU."""
 
     device: str
     directory: Path
+    ops_choice: str = AUTO
     made: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,8 +59,8 @@ class Context:
 
     @property
     def ops(self) -> Ops:
-        """The device's operations, which are tested."""
-        return self.once("ops", lambda: ops_for(self.device))
+        """The operations that are tested: the device's, or those that were chosen."""
+        return self.once("ops", lambda: ops_for(self.device, self.ops_choice))
 
 
 STEP_LIMIT_S = 180.0

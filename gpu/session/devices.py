@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from ...core.errors import ConfigError, nearest, nearest_name
 from ...observe.children.cores import idle_cores
-from ..types.session_options import AUTO, INT8, KEEP, UNPACK
+from ..types.session_options import AUTO, FLASHINFER, INT8, KEEP, OPS, TORCH, TRITON, UNPACK
 
 if TYPE_CHECKING:
     import torch
@@ -21,34 +22,83 @@ ONE_CORE_LAYER_BYTES = 4 << 20
 """Layers of fewer bytes than this are done by one core before two have agreed on who does what."""
 
 
-def ops_for(device: str) -> Ops:
+def ops_for(device: str, name: str = AUTO) -> Ops:
     """Return the device operations for "cpu" or "cuda" (a number may follow, as in "cuda:1", which then becomes the
-    current device).
+    current device). `name`: those that `SessionOptions.ops` chooses.
 
-    Raises `ConfigError` for any other device, and for "cuda" where Triton is not installed.
+    Raises `ConfigError` for any other device, for "cuda" where Triton is not installed, and for operations that the
+    device does not have or whose package is missing.
     """
     import torch
+
+    from ..ops.torch_ops import TorchOps
 
     kind = device.partition(":")[0]
     if kind not in DEVICES:
         raise ConfigError.of("device", "device", f"{device!r} is none of {', '.join(DEVICES)}")
     if kind == "cpu":
-        from ..ops.host_ops import HostOps
-
-        return HostOps()
+        return _ops_of_cpu(name)
     from ..kernels.jit import triton
 
-    if triton is None:
+    if triton is None and name != TORCH:
         raise ConfigError.of("device", "device", "cuda needs Triton, which is not installed")
     if device != kind:
         # Triton launches on the current device, and streams, events and graphs belong to it, wherever the tensors are.
         torch.cuda.set_device(device)
+    if name == TORCH:
+        return TorchOps()
     from ..ops.tilings import read_tilings, take_tilings, tilings_path
     from ..ops.triton_ops import TritonOps
 
     if torch.cuda.is_available():
         take_tilings(read_tilings(tilings_path(torch.device(device))))
-    return TritonOps()
+    if name != FLASHINFER:
+        return TritonOps()
+    from ..ops.flashinfer_ops import FlashInferOps, find_flashinfer
+
+    return FlashInferOps(TritonOps(), find_flashinfer())
+
+
+def _ops_of_cpu(name: str) -> Ops:
+    from ..ops.host_ops import HostOps
+    from ..ops.torch_ops import TorchOps
+
+    if name == TORCH:
+        return TorchOps()
+    if name == FLASHINFER:
+        raise ConfigError.of(ARGUMENTS, "ops", f"{name} needs an NVIDIA GPU; a CPU has {AUTO}, {TORCH}, and {TRITON}")
+    if name == TRITON:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            message = f"{name} on a CPU is interpreted: set TRITON_INTERPRET=1, or name --device cuda"
+            raise ConfigError.of(ARGUMENTS, "ops", message)
+        from ..ops.triton_ops import TritonOps
+
+        return TritonOps()
+    return HostOps()
+
+
+def check_ops(name: str, device: str) -> None:
+    """Raise ConfigError for operations that are not known or that a device does not have, without a look at the
+    device."""
+    if name not in OPS:
+        raise ConfigError.of(ARGUMENTS, "ops", f"{name!r} is none of {', '.join(OPS)}{nearest(name, OPS)}")
+    if device == "cpu":
+        _ops_of_cpu(name)
+    elif name == FLASHINFER:
+        from ..ops.flashinfer_ops import find_flashinfer
+
+        find_flashinfer()
+
+
+def ops_name(name: str, device: str) -> str:
+    """Return the name of the operations that compute, which `SessionOptions.ops` may leave to the device. "meta" stands
+    for a GPU."""
+    return name if name != AUTO else TORCH if device == "cpu" else TRITON
+
+
+def can_capture(name: str, device: str) -> bool:
+    """Return whether rounds can be CUDA graphs: other operations than the kernels wait for the device."""
+    return device != "cpu" and ops_name(name, device) == TRITON
 
 
 def set_threads(device: str, threads: int | None, target: ModelConfig, weight_bytes: int) -> None:
@@ -85,10 +135,12 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def check_kernels(target: ModelConfig, device: str, source: str) -> None:
-    """Raise ConfigError for a model whose heads are wider than those of a GPU's kernels."""
+def check_kernels(target: ModelConfig, device: str, source: str, ops: str = AUTO) -> None:
+    """Raise ConfigError for operations that the device does not have, and for a model whose heads are wider than those
+    of a GPU's kernels."""
+    check_ops(ops, device)
     widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
-    if device != "cpu" and widest > MAX_HEAD_DIM:
+    if ops_name(ops, device) != TORCH and device != "cpu" and widest > MAX_HEAD_DIM:
         message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
         raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
 

@@ -24,10 +24,10 @@ from ...core.tree.build import MAX_TREE_NODES
 from ...core.tree.chains import AcceptRule
 from ...observe.input_files import read_text
 from ..models.divided import check_shards, sharded
-from ..types.session_options import AUTO, DECLARED, KEEP, RING, wrong_values
+from ..types.session_options import AUTO, DECLARED, FLASHINFER, KEEP, RING, TORCH, wrong_values
 from ..types.session_options import SessionOptions as SessionOptions
 from ..types.shards import WHOLE, Shard, rank_devices
-from .devices import ARGUMENTS, check_kernels, keeps_quantized, resolve_device, resolve_dtype
+from .devices import ARGUMENTS, can_capture, check_kernels, keeps_quantized, resolve_device, resolve_dtype
 from .memory import (
     bytes_per_token,
     checkpoint_bytes,
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 NO_SHARED_PREFIX = "the prefix cache is off: a model with recurrent layers keeps no state behind a cached prefix"
 NO_PREFIX_IN_RINGS = "the prefix cache is off: a ring keeps a window of its own request and no prefix for others"
+NO_GRAPHS = "rounds run without CUDA graphs: the operations {} wait for the device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,22 @@ class SessionPlan:
             *([f"the mode is {config.mode}: {config.mode_reason}"] if forced else ()),
             *([NO_SHARED_PREFIX] if self.options.prefix_cache and has_states(self.target, self.draft) else ()),
             *([NO_PREFIX_IN_RINGS] if self.options.prefix_cache and self.options.window_kv == RING else ()),
+            *self._notices_of_ops(),
         )
+
+    def _notices_of_ops(self) -> tuple[str, ...]:
+        """Say what other operations than the usual ones of a GPU leave out."""
+        name = self.options.ops
+        if self.device == "cpu" or name not in (TORCH, FLASHINFER):
+            return ()
+        if name == TORCH:
+            return (NO_GRAPHS.format(name),)
+        from ..models.heads.config import HeadConfig
+        from ..ops.flashinfer_ops import find_flashinfer, lacking
+
+        draft = self.draft.model if isinstance(self.draft, HeadConfig) else self.draft
+        models = (self.target,) if draft is None else (self.target, draft)
+        return NO_GRAPHS.format(name), *lacking(find_flashinfer(), models, self.dtype)
 
     def max_prompt_len(self) -> int:
         """Return the length of the longest prompt that leaves room for a token of output."""
@@ -118,7 +134,7 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     if options.steps and not algorithm.is_speculative:
         refuse_without_effect(options, algorithm, device)
     draft = draft_config(options, algorithm, target)
-    check_kernels(target, device, str(options.model))
+    check_kernels(target, device, str(options.model), options.ops)
     dtype = resolve_dtype(options.dtype, target, device, options.quantized)
     kv_dtype = kv_dtype_of(options.kv_dtype, dtype)
     spec = resolve_spec(
@@ -147,6 +163,10 @@ def plan_session(options: SessionOptions, longest_request: int | None = None) ->
     weight_bytes = checkpoint_bytes(options.draft, draft, target, dtype, part, kept)
     own = sharded(target, part)
     working = working_bytes(own, draft, spec, dtype, device) if device != "cpu" else 0
+    if options.ops == FLASHINFER:
+        from ..ops.flashinfer_ops import WORKSPACE_BYTES
+
+        working += WORKSPACE_BYTES
     rings = _rings(options, own, spec)
     slot_bytes = bytes_per_token(own, draft, algorithm, kv_dtype, rings)
     num_pages, kv_bytes = size_pool(
@@ -366,8 +386,11 @@ def check_algorithm(
 
 
 def _graph_sizes(options: SessionOptions, device: str) -> tuple[int, ...] | None:
-    """Return the batch sizes to capture, or None for no graphs."""
-    wanted = device != "cpu" and not options.debug if options.graphs is None else options.graphs
+    """Return the batch sizes to capture, or None for no graphs. Raises ConfigError for graphs of operations that cannot
+    be captured."""
+    if options.graphs and device != "cpu" and not can_capture(options.ops, device):
+        raise ConfigError.of(ARGUMENTS, "graphs", f"the operations {options.ops} wait for the device; leave it out")
+    wanted = can_capture(options.ops, device) and not options.debug if options.graphs is None else options.graphs
     return default_graph_sizes(options.max_running) if wanted else None
 
 

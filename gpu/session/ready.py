@@ -25,7 +25,6 @@ from ..executor.parts import ExecutorOptions
 from ..models.divided import sharded
 from ..parallel.ranks import RankedExecutor
 from ..types.shards import Shard
-from .devices import ops_for
 from .loop import DeliverySink
 from .memory import captured_bytes
 from .plan import SessionPlan
@@ -145,6 +144,5 @@ def _compile(
 
 def spare_executor(own: TorchExecutor, engine: Engine) -> TorchExecutor:
     """Return an executor of `engine` with the models of `own`."""
-    ops = ops_for(str(own.device))
     options = ExecutorOptions(in_rings=own.pool.rings is not None, accept_rule=own.accept_rule)
-    return build_executor(engine, own.target, own.draft_model, ops, options)
+    return build_executor(engine, own.target, own.draft_model, own.target.ops, options)

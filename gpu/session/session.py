@@ -137,7 +137,7 @@ def load_engine(
     from .devices import ops_for, set_threads
 
     options, spec = plan.options, plan.spec
-    ops = ops_for(plan.device)
+    ops = ops_for(plan.device, options.ops)
     set_threads(plan.device, options.threads, plan.target, plan.weight_bytes)
     with named_memory_errors(plan):
         target, draft = load_models(plan, ops)

@@ -17,6 +17,8 @@ FP8 = "fp8"
 POLICIES = ("ema", "goodput", "confidence")
 ACCEPT_RULES = ("target", "rejection", "block")
 PAGED, RING = "paged", "ring"
+OPS = (AUTO, "torch", "triton", "flashinfer")
+_, TORCH, TRITON, FLASHINFER = OPS
 
 MODEL, SPECULATION, ENGINE = "Model and draft", "Speculation", "Engine and device"  # of the commands' help
 
@@ -146,6 +148,16 @@ class SessionOptions:
     )
     device: str = field(
         default=AUTO, metadata=_about("cpu, cuda, or a GPU such as cuda:1. auto: a GPU if there is one, else the CPU.")
+    )
+    ops: str = field(
+        default=AUTO,
+        metadata=_about(
+            "What computes: triton (the kernels, in CUDA graphs), torch (plain torch), flashinfer (on a GPU: attention "
+            "and the filters of sampling by FlashInfer, where it has them, the kernels for the rest). auto: triton on a GPU; "
+            "on a CPU torch, and compiled loops for small passes.",
+            metavar="auto|torch|triton|flashinfer",
+            known=OPS,
+        ),
     )
     # Of torch, in the whole process.
     threads: int | None = field(

@@ -40,7 +40,7 @@ def test_kernels_decode_the_text_of_torch(label: str, kv_dtype: str, tmp_path: P
     )  # fmt: skip
 
     def run(ops: TorchOps | TritonOps) -> tuple[dict, float]:
-        monkeypatch.setattr(devices, "ops_for", lambda device: ops)
+        monkeypatch.setattr(devices, "ops_for", lambda device, name: ops)
         session = DecodeSession.open(options)
         return session.run(requests), session.stats().accept_length
 
