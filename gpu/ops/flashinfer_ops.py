@@ -374,8 +374,7 @@ class FlashInferOps:
             edge = _edge(found)
             above = before.where((found > 0) & ~edge, 0.0).sum(1, dtype=torch.float64)
             each = before.where(edge, 0.0).amax(1).double()
-            wanted = ((share * before.sum(1, dtype=torch.float64) - above) / each).ceil().clamp(min=0.0)
-            most = torch.where(above > 0, wanted, wanted.clamp(min=1.0))
+            most = ((share * before.sum(1, dtype=torch.float64) - above) / each).ceil()
             probs[rows] = _trimmed(found, logits[rows], edge, most)
         return probs
 
