@@ -225,7 +225,8 @@ def _load_head(directory: Path, algorithm: str, target: Decoder, network: type[D
     config = replace(HeadConfig.from_directory(directory, algorithm, target.config), network=network)
     if config.inside_target:
         return _load_prediction_layer(directory, config, target)
-    files = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
+    read = {name: tensor for name, tensor in list_tensors(directory).items() if not _is_ignorable(name)}
+    files: Mapping[str, AnyTensor] = read if config.quantization is None else unpacked(read, config.quantization)
     names = {unprefixed(name) for name in files}
     own_embeddings = "embed_tokens.weight" in names
     own_lm_head = "lm_head.weight" in names
@@ -247,10 +248,10 @@ def _load_head(directory: Path, algorithm: str, target: Decoder, network: type[D
         fc_bias=any(name.endswith("fc.bias") for name in names),
     )
     stored = {head.canonical_name(name): (name, tensor) for name, tensor in files.items()}
-    vocabulary = {name: stored.pop(name) for name in ("d2t", "t2d") if name in stored}
+    vocabulary = {str(name): read[stored.pop(name)[0]] for name in ("d2t", "t2d") if name in stored}
     _check(directory, head, {name: tensor for name, (_, tensor) in stored.items()})
     _fill(head, dict(stored.values()), head.canonical_name)
-    _read_vocabulary(directory, head, dict(vocabulary.values()))
+    _read_vocabulary(directory, head, vocabulary)
     return head
 
 

@@ -99,11 +99,7 @@ class ModelConfig:
     def from_directory(cls, directory: str | Path) -> ModelConfig:
         """Read `config.json`; end tokens are those of `generation_config.json` if there is one, and the LM head is the
         one in the files if they have another than the embeddings. Raises ConfigError."""
-        path = Path(directory) / "config.json"
-        data, beside = read_json(path), Path(directory) / HF_QUANT_CONFIG
-        if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
-            data = {"quantization_config": found} | data
-        config = cls.from_dict(data, str(path))
+        config = cls.from_dict(read_config(directory), str(Path(directory) / "config.json"))
         if config.tied_embeddings and has_own_head(directory):
             config = replace(config, tied_embeddings=False, has_own_head=True)
         generation = Path(directory) / "generation_config.json"
@@ -132,7 +128,7 @@ class ModelConfig:
         read_matrices(ConfigReader(reader.data, source, read=reader.read), family)
         note_unread(reader, family)  # keys that neither the layers nor the sizes of their matrices follow from
         reader.raise_problems()
-        quantization = read_quantization(reader, lambda: read_matrices(reader, family))
+        quantization = quantization_of(reader, config)
         reader.raise_problems()
         return replace(config, quantization=quantization)
 
@@ -295,6 +291,21 @@ def read_model_config(reader: ConfigReader, architecture: str | None) -> ModelCo
     """Read the configuration of `architecture`; None if the reader has noted problems."""
     fields = read_fields(reader, architecture)
     return None if reader.problems or architecture is None else ModelConfig(architecture, **fields)
+
+
+def quantization_of(reader: ConfigReader, config: ModelConfig) -> Quantization | None:
+    """Read how the matrices of layers of this shape are stored; None if they are not quantized. What cannot be read is
+    noted in `reader`."""
+    return read_quantization(reader, lambda: read_matrices(reader, MODEL_TYPES[config.architecture]))
+
+
+def read_config(directory: str | Path) -> dict[str, Any]:
+    """Read `config.json` of a model or a head, with the quantization of the file that ModelOpt writes beside it. Raises
+    ConfigError."""
+    data, beside = read_json(Path(directory) / "config.json"), Path(directory) / HF_QUANT_CONFIG
+    if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
+        data = {"quantization_config": found} | data
+    return data
 
 
 def read_json(path: Path) -> dict[str, Any]:

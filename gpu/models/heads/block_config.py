@@ -10,9 +10,8 @@ from typing import Any
 
 from ....core.model_shape import BlockParts, read_block_config, replace_missing
 from ....core.model_shape.block_heads import DFLASH, DFLASH2, DSPARK
-from ....core.model_shape.quantization import CONFIG_KEYS
 from ....core.parsing import ConfigReader
-from ..config import ModelConfig, read_model_config
+from ..config import ModelConfig, quantization_of, read_model_config
 
 BLOCKS = (DFLASH, DFLASH2, DSPARK)
 QWEN3 = "Qwen3ForCausalLM"
@@ -51,9 +50,6 @@ def read_block(whole: ConfigReader, algorithm: str, target: ModelConfig, names: 
     for key, usual in _ELSEWHERE.items():
         if reader.get(key) not in usual:
             reader.problem(key, f"{reader.get(key)!r}: layers with this are not implemented for block drafters")
-    for key in CONFIG_KEYS:
-        if reader.get(key) is not None:
-            reader.problem(key, "quantized weights of a head are not implemented; give the one with 16 or 32 bits")
     if parts.mask_token is None:
         reader.problem("mask_token_id", "is missing: the draft does not say which token stands for one to be drafted")
     reader.integer("block_size")
@@ -64,7 +60,9 @@ def read_block(whole: ConfigReader, algorithm: str, target: ModelConfig, names: 
         reader.problem("target_layer_ids", f"must be an ascending list of layers, got those behind {list(fused)}")
     if algorithm == DFLASH2 and found.vocab != target.vocab_size:
         reader.problem("draft_vocab_size", f"{found.vocab}: {DFLASH2} drafts all {target.vocab_size} tokens")
-    model = read_model_config(_layers(reader, target), QWEN3)
+    layers = _layers(reader, target)
+    model = read_model_config(layers, QWEN3)
+    quantization = None if model is None else quantization_of(layers, model)
     whole.raise_problems()
     assert model is not None and fused is not None
     if names and not any(".confidence_head." in f".{name}" for name in names):
@@ -75,6 +73,7 @@ def read_block(whole: ConfigReader, algorithm: str, target: ModelConfig, names: 
         "draft_vocab_size": found.vocab,
         "aux_layers": fused,
         "block": parts,
+        "quantization": quantization,
     }
 
 

@@ -8,23 +8,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ....core.errors import ConfigError
 from ....core.model_shape import (
     AUX_LAYERS_KEY,
-    HF_QUANT_CONFIG,
     SPECULATORS_KEY,
     BlockParts,
     block_kind,
     brings_block_drafter,
     flat_head,
     language_model,
-    modelopt_config,
 )
 from ....core.model_shape.heads import COMPUTED_SWITCHES, SAYS_NOTHING
-from ....core.model_shape.quantization import CONFIG_KEYS
 from ....core.parsing import ConfigReader
-from ..config import LLAMA, ModelConfig, read_json, read_model_config
+from ..config import LLAMA, ModelConfig, quantization_of, read_config, read_model_config
 from ..families import ARCHITECTURES, DECODED, MODEL_TYPES, MULTIMODAL, family_of, medusa_message
+from ..stored.quantized import Quantization
 from ..stored.read_config import PARD_KEYS
 from ..stored.tensor_files import CheckpointError, list_tensors
 from .block_config import BLOCKS, block_keys, read_block
@@ -38,7 +35,6 @@ PARD = "PARD"
 MASK_KEYS = ("mask_token_id", *PARD_KEYS)
 _HEAD_NUMBER, _LAYER_NUMBER = re.compile(r"(?:model\.)?heads\.(\d+)\."), re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _ONE_LAYER = ("midlayer.", "transformer.")  # other names of the one layer of a head
-_UNQUANTIZED = "quantized weights of a head are not implemented; give the one with 16- or 32-bit weights"
 # Architectures whose checkpoints have a prediction layer that drafts for them.
 PREDICTION_LAYERS = tuple(name for name in ARCHITECTURES if family_of(name).prediction is not None)
 _THAT_SEE = tuple(name for name, kinds in MULTIMODAL.items() if any(DECODED[kind].prediction for kind in kinds))
@@ -69,14 +65,13 @@ class HeadConfig:
     norm_output: bool = False  # EAGLE-3.1: the next step takes the normed output
     block: BlockParts | None = None  # of a block drafter
     mask_token: int | None = None  # P-EAGLE: stands for a token to be drafted
+    quantization: Quantization | None = field(default=None, compare=False)  # of the files
 
     @classmethod
     def from_directory(cls, directory: str | Path, algorithm: str, target: ModelConfig) -> HeadConfig:
         """Read `config.json` of a head for `target`. Raises ConfigError."""
-        path, beside = Path(directory) / "config.json", Path(directory) / HF_QUANT_CONFIG
-        if beside.is_file() and (found := modelopt_config(read_json(beside), str(beside))) is not None:
-            raise ConfigError.of(str(beside), "quantization", f"quant_algo {found['quant_algo']!r}: {_UNQUANTIZED}")
-        return cls.from_dict(read_json(path), algorithm, target, str(path), _tensor_names(directory))
+        path = Path(directory) / "config.json"
+        return cls.from_dict(read_config(directory), algorithm, target, str(path), _tensor_names(directory))
 
     @classmethod
     def from_dict(
@@ -100,10 +95,7 @@ class HeadConfig:
         reader = flat_head(reader)
         reader = reader.with_data(_with_counted_layers(reader.data, names))
         model = read_model_config(reader, _layer_architecture(reader))
-        for key in CONFIG_KEYS:
-            if (config := reader.get(key)) is not None:
-                method = config.get("quant_method") if isinstance(config, Mapping) else config
-                reader.problem(key, f"quant_method {method!r}: {_UNQUANTIZED}")
+        quantization = None if model is None else quantization_of(reader, model)
         hidden_size = reader.integer("hidden_size")
         vocab_size = reader.integer("vocab_size")
         target_hidden_size = reader.integer("target_hidden_size", hidden_size)
@@ -120,6 +112,7 @@ class HeadConfig:
             norm_output=reader.flag("norm_output"),
             num_heads=reader.integer("num_nextn_predict_layers") if algorithm == MULTI_LAYER_EAGLE else 1,
             settings=data,
+            quantization=quantization,
         )
         _refuse_switches(reader, algorithm)
         reader.raise_problems()  # only known sizes can be compared with the target's

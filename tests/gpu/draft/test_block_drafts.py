@@ -136,7 +136,7 @@ def test_both_published_forms_say_the_same():
         ("DFLASH", {"hidden_size": 20}, "hidden_size: the drafter takes hidden states of size 20"),
         ("DFLASH", {"num_target_layers": 3}, "num_target_layers: made for a target of 3 layers"),
         ("DFLASH", {"architectures": ["DFlashLagunaForCausalLM"]}, "architectures: DFlashLagunaForCausalLM: block drafters w"),
-        ("DFLASH", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config: quantized weights"),
+        ("DFLASH", {"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method"),
         ("DFLASH", {"use_aux_hidden_state": False}, "use_aux_hidden_state: false"),
         ("DSPARK", {}, "architectures: the draft is made for DFLASH, not for DSPARK"),
     ],

@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 import torch
 from family_shapes import SHAPES
+from foredraft.core.algorithm.registry import get_algorithm
 from foredraft.core.errors import ConfigError
-from foredraft.gpu.models.checkpoint import load_target, random_weights, save_target
+from foredraft.gpu.measure.shapes import draft_shape
+from foredraft.gpu.models.checkpoint import (
+    load_draft,
+    load_target,
+    random_head,
+    random_weights,
+    save_draft,
+    save_target,
+)
 from foredraft.gpu.models.config import ModelConfig, MoeConfig
 from foredraft.gpu.models.decoder import Decoder
 from foredraft.gpu.models.families import CLAMPED_SWIGLU
+from foredraft.gpu.models.heads.config import HeadConfig
 from foredraft.gpu.models.stored import quantized
 from foredraft.gpu.models.stored.tensor_files import SINGLE, CheckpointError
 from foredraft.gpu.models.weights import products_of
@@ -78,6 +88,30 @@ def test_every_family_takes_quantized_weights(label: str, tmp_path: Path):
     assert len(stored) > len(expected)
     write(tmp_path, tmp_path, stored, quantization)
     for weight in load_target(tmp_path, OPS).checkpoint_weights():
+        torch.testing.assert_close(weight.published(), expected[weight.name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.fast("fp8, blocks-DFLASH", ci=["awq-EAGLE3", "*-DFLASH"])
+@pytest.mark.parametrize(
+    "algorithm", ["EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "P_EAGLE", "DFLASH", "DFLASH2", "DSPARK"]
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_head_takes_quantized_weights(plain, algorithm: str, form: str, tmp_path: Path):
+    """They are unpacked into the numbers of the session."""
+    target = load_target(plain[0], OPS)
+    config = draft_shape(target.config, get_algorithm(algorithm), 3)
+    assert isinstance(config, HeadConfig)
+    save_draft(random_head(config, target), tmp_path)
+    quantization, quantize = FORMS[form]
+    stored, expected = {}, {}
+    for seed, (name, tensor) in enumerate(sorted(load_file(tmp_path / SINGLE).items())):
+        parts, expected[name] = {name: tensor}, tensor
+        if is_quantized(name, tensor) and "layers." in name.replace("midlayer", "layers") and "conv" not in name:
+            parts, expected[name] = quantize(name.removesuffix(".weight"), tensor, seed)
+        stored |= parts
+    assert len(stored) > len(expected)
+    write(tmp_path, tmp_path, stored, quantization)
+    for weight in load_draft(tmp_path, algorithm, target).checkpoint_weights():
         torch.testing.assert_close(weight.published(), expected[weight.name], rtol=1e-6, atol=1e-7)
 
 
