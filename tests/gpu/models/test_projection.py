@@ -17,6 +17,7 @@ from foredraft.gpu.models.projection import (
     COMPILED,
     INT8,
     ROWS,
+    HostProduct,
     Projection,
     has_blocks,
     has_integers,
@@ -158,13 +159,26 @@ def test_products_of_integers_are_exact_and_each_row_is_rounded_by_itself(shape:
     assert product(x)[2].isnan().all() and torch.equal(product(x)[[0, 1, 3, 4, 5, 6]], found[[0, 1, 3, 4, 5, 6]])
 
 
-@needs_integers
-def test_the_error_of_integers(record_property):
+@pytest.mark.parametrize("bits", [pytest.param(8, marks=needs_integers), 16])
+@torch.no_grad()
+def test_the_error_of_integers(bits: int, record_property):
+    """Of a product of random matrices, by both ways, and of the rows alone, against the weights as they are rounded."""
     weight, x = (torch.randn(n, 768, generator=torch.Generator().manual_seed(n)) for n in (2304, 32))
-    exact = x.double() @ weight.t().double()
-    error = (in_integers(*rounded(weight))(x).double() - exact).norm() / exact.norm()
-    record_property("note", f"products of 8-bit integers differ from float32 by {error:.2%}")
-    assert 0.005 < error < 0.02
+    integers, scales = rounded(weight)
+    if bits == 8:
+        found = in_integers(integers, scales)(x).double()
+    elif host.HAS_NUMBA:
+        found = HostProduct.of(integers, scales, None).outputs(x).double()
+    else:
+        pytest.skip("Numba is not installed")
+
+    def error(of: torch.Tensor) -> float:
+        exact = x.double() @ of.double().t()
+        return float((found - exact).norm() / exact.norm())
+
+    whole, of_rows = error(weight), error(integers.double() * scales.double().unsqueeze(1))
+    record_property("note", f"rows of {bits} bits: products differ from float32 by {whole:.3%}, by rows {of_rows:.4%}")
+    assert 0.005 < whole < 0.02 and (0.005 < of_rows < 0.01 if bits == 8 else 1e-6 < of_rows < 1e-4)
 
 
 @pytest.mark.skipif(not (host.HAS_NUMBA or has_integers()), reason="neither Numba nor VNNI")
