@@ -1,9 +1,11 @@
 """Decoding of larger shapes with random weights on a CPU beside transformers and CTranslate2 (`pip install
 ctranslate2`): `foredraft bench --against`, one shape after another, as one table.
 
-    python -m benchmarks.timing.real_shapes                            # half an hour on a quiet core
-    python -m benchmarks.timing.real_shapes llama-160m --batch-sizes 1 # one shape, one batch size
-    python -m benchmarks.timing.real_shapes --write                    # puts it into docs/evidence/benchmarks.md
+    python -m benchmarks.timing.real_shapes                                    # two hours on a quiet core
+    python -m benchmarks.timing.real_shapes llama-160m --batch-sizes 1         # one shape, one batch size
+    python -m benchmarks.timing.real_shapes llama-160m --batch-sizes 1 --write # its rows in docs/evidence/benchmarks.md
+
+Other rows that stand there stay, if they are of the same processor, threads and turns.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.pages import write_block
+from benchmarks.pages import read_block, write_block
 
+PAGE, BLOCK = "evidence/benchmarks.md", "real decode: shapes"
 SHAPES = ("smollm2-135m", "llama-160m", "qwen3-0.6b", "llama-3.2-1b")
 BENCH = (
     "--algorithm NGRAM --steps 3 --acceptance 2.7 --context-lengths 64 --output-tokens 25 --prompts 1 --device cpu "
@@ -60,7 +63,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", default="1,8,32")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="put the table into docs/evidence/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put these rows into docs/evidence/benchmarks.md")
     options = parser.parse_args()
     devices, rows = set(), []
     for shape in options.shapes:
@@ -68,14 +71,17 @@ def main() -> None:
             print(" ".join(cells), file=sys.stderr, flush=True)
             devices.add(device)
             rows.append(cells)
-    lines = [
-        f"{devices.pop()}, {options.threads} thread{'s' * (options.threads > 1)}; medians of {options.repeat} turns.",
-        "",
-    ]
-    lines += [f"| {' | '.join(TITLES)} |", "| --- " * len(TITLES) + "|", *(f"| {' | '.join(one)} |" for one in rows)]
-    print("\n".join(lines))
+    head = f"{devices.pop()}, {options.threads} thread{'s' * (options.threads > 1)}; medians of {options.repeat} turns."
+    print("\n".join(table(head, rows)))
     if options.write:
-        write_block("evidence/benchmarks.md", "real decode: shapes", lines)
+        kept = [] if (old := read_block(PAGE, BLOCK))[0] != head else [one.strip("| ").split(" | ") for one in old[4:]]
+        new = {tuple(row[:3]): row for row in kept} | {tuple(row[:3]): row for row in rows}
+        order = sorted(new.values(), key=lambda row: (SHAPES.index(row[0]), int(row[1]), row[2]))
+        write_block(PAGE, BLOCK, table(head, order))
+
+
+def table(head: str, rows: list[list[str]]) -> list[str]:
+    return [head, "", *(f"| {' | '.join(one)} |" for one in [TITLES, ["---"] * len(TITLES), *rows])]
 
 
 if __name__ == "__main__":
