@@ -25,7 +25,7 @@ ALGORITHMS = {
 BLOCK_DRAFTS = {"DFLASH": 15, "DSPARK": 7}  # where neither the command nor the draft's file says it
 EAGLES = ("EAGLE", "EAGLE3")
 RAGGED = "SGLANG_RAGGED_VERIFY_MODE"
-RAGGED_MODES = ("static", "cap-accept", "compact")
+STATIC, CAP_ACCEPT, COMPACT = RAGGED_MODES = ("static", "cap-accept", "compact")
 RELEASE = re.compile(r"(?:\bsglang:v?|\bsglang(?:\[[^]]*\])?==)(\d+(?:\.\d+)+)")
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 HOST_RATIO = 2.0  # --hicache-ratio
@@ -285,21 +285,21 @@ def _verification(given: Given, has_confidences: bool) -> dict[str, Any]:
         "speculation.confidence_temperatures": "speculative-dspark-confidence-sts-path",
     }
     named = {key: path for key, name in files.items() if (path := given.text(name)) is not None}
-    mode = given.environment.get(RAGGED, RAGGED_MODES[0])
+    mode = given.environment.get(RAGGED, STATIC)
     if mode not in RAGGED_MODES:
         given.problems.append(Problem(RAGGED, f"is {mode!r}; expected {' or '.join(RAGGED_MODES)}"))
         return {}
-    if mode == "cap-accept":
+    if mode == CAP_ACCEPT:
         given.not_modelled[RAGGED] = f"{mode}: all drafts are verified, and what is accepted is cut afterwards"
-    if mode == "compact" and has_confidences and "speculation.round_times" in named:
+    if mode == COMPACT and has_confidences and "speculation.round_times" in named:
         tables = {key: _file(given, path) for key, path in named.items()}
         return {"speculation.policy": "confidence", **tables}
     lacks = {
         "an algorithm with confidences (DSPARK)": has_confidences,
-        f"{RAGGED}=compact": mode != RAGGED_MODES[0],
+        f"{RAGGED}={COMPACT}": mode != STATIC,
         f"--{files['speculation.round_times']}": "speculation.round_times" in named,
     }
-    if mode == "compact" or named:
+    if mode == COMPACT or named:
         lacking = next((what for what, there in lacks.items() if not there), None)
         if lacking is not None:
             given.assumed.append(f"WARNING: without {lacking} SGLang verifies all drafts of each row")

@@ -142,6 +142,10 @@ def load_temperatures(
     return tuple(float(one) for one in found)
 
 
+def temperatures_json(temperatures: Sequence[float]) -> str:
+    return json.dumps({"temperatures": list(temperatures)})
+
+
 def _table_of(given: GivenTable, place: str, read_file: ReadFile | None) -> tuple[Mapping[str, Any], str]:
     """Return the object of a file, or the one that is given, and its name in messages."""
     source = given if isinstance(given, str) else place

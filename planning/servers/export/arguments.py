@@ -28,12 +28,14 @@ class Arguments:
         of_role: Further ones of the servers that prefill and of those that decode, by role; empty where they start
             alike.
         files: The texts of the files that the words name, by name.
+        environment: The variables that the command needs.
         notes: What is to be added or to be known.
     """
 
     words: list[str] = field(default_factory=list)
     of_role: dict[str, list[str]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def give_keys(self, scenario: Scenario, server: str, computed: Mapping[str, Any]) -> None:
@@ -109,8 +111,10 @@ def method_of(run: Assembly, server: str, *, trees: bool = False, choices: bool 
         reason = f"the configuration has trees (top-{run.spec.topk}), and it drafts chains"
     elif table.policy == "goodput":
         reason = "it has no policy goodput: tune a table of steps, or plan with --try speculation.steps=0..7"
-    elif table.policy == "confidence" and (server != "vLLM" or len(slots) > 1 or len(slots[0].candidate_steps) > 1):
-        reason = "only vLLM verifies by confidences, with one number of draft steps: give speculation.steps"
+    elif table.policy == "confidence" and not (server == "vLLM" or (server == "SGLang" and names[server] == "DSPARK")):
+        reason = "only vLLM verifies by confidences, and SGLang those of DSPARK"
+    elif table.policy == "confidence" and len(run.spec.adaptive.candidate_steps) > 1:
+        reason = "it verifies by confidences with one number of draft steps: give speculation.steps"
     elif not choices and any(len(slot.candidate_steps) > 1 for slot in slots):
         reason = "it takes one number of draft steps for each batch size: `foredraft tune` finds such a schedule"
     if reason is not None:

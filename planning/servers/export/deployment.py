@@ -176,7 +176,8 @@ def export(name: str, scenario: Scenario, server: str, load: ReplicaLoad | None,
         raise ForedraftError("hardware.prefill and hardware.decode are not exported: all servers get the same devices")
     made, devices, model = target.arguments(run), target.devices(run), model_name(run)
     made.notes[:0] = [left_out] if left_out else []
-    words = [*target.command, model, *devices, *made.words]
+    variables = [f"{name}={value}" for name, value in made.environment.items()]
+    words = [*variables, *target.command, model, *devices, *made.words]
     commands = {"launch.sh": _lines(words)}
     if made.of_role:
         commands = {f"{role}.sh": _lines([*words, *more]) for role, more in made.of_role.items()}

@@ -145,7 +145,7 @@ class Pods:
             "command": [*self.command, self.model],
             "args": [*self._arguments(role), "--host", "0.0.0.0", "--port", str(self.port)],
             "ports": [{"containerPort": self.port}],
-            "env": [TOKEN],
+            "env": [TOKEN, *({"name": name, "value": value} for name, value in self.made.environment.items())],
             "startupProbe": {"httpGet": {"path": "/health", "port": self.port}, **STARTS_WITHIN},
             "readinessProbe": {"httpGet": {"path": "/health", "port": self.port}},
             "resources": {"limits": {f"{self._gpu_maker}.com/gpu": self.run.scenario.hardware.devices}},

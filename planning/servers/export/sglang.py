@@ -1,18 +1,22 @@
-"""The arguments of SGLang that a scenario says; for a table of steps, the file that they name."""
+"""The arguments of SGLang that a scenario says, and the files that they name: for a table of steps, and for adaptive
+verification."""
 
 from __future__ import annotations
 
 from ....core.adaptive.interchange import export_table
+from ....core.adaptive.lengths.interchange import round_times_json, temperatures_json
+from ....core.adaptive.lengths.pass_costs import PassCosts
 from ....core.contract.step import RoundShape
 from ....core.errors import ForedraftError
 from ....sim.assembly import Assembly
+from ...rounds.doctor import asked_means
 from ..declared import values_to_write, words_of
 from ..files import SGLANG_VERSION, sglang_scheduling, shape_arguments
 from ..own_layers import WITH_DRAFT
-from ..sglang import BLOCK_DRAFTS, EAGLES
+from ..sglang import BLOCK_DRAFTS, COMPACT, EAGLES, RAGGED
 from .arguments import Arguments, method_of, table_of
 
-TABLE = "sglang-adaptive.json"
+TABLE, ROUND_TIMES, TEMPERATURES = "sglang-adaptive.json", "sglang-sps.json", "sglang-sts.json"
 ROLES = ("prefill", "decode")
 RULES = {"rejection": "--speculative-use-rejection-sampling", "block": "--speculative-use-block-verification"}
 
@@ -73,6 +77,8 @@ def _speculation(run: Assembly, made: Arguments) -> None:
     steps = spec.adaptive.candidate_steps
     if len(steps) == 1:
         made.words += shape_arguments(spec.draft_shape.round_shape(steps[0], 1), table.algorithm)
+        if spec.policy == "confidence":
+            _verification(run, made)
         return
     if table.algorithm not in EAGLES or spec.topk > 1 or run.scenario.hardware.attention_data_parallel > 1:
         message = f"its adaptive steps are for chains of {' and '.join(EAGLES)} without data-parallel attention"
@@ -80,3 +86,22 @@ def _speculation(run: Assembly, made: Arguments) -> None:
     made.files[TABLE] = export_table(table_of(run), f"sglang-{SGLANG_VERSION}") + "\n"
     made.words += ["--speculative-adaptive", "--speculative-adaptive-config", TABLE]
     made.words += shape_arguments(RoundShape.chain(table.steps or steps[len(steps) // 2]), table.algorithm)
+
+
+def _verification(run: Assembly, made: Arguments) -> None:
+    """Add the files of adaptive verification: the times of rounds by which the run chose, and its temperatures. The
+    times in SGLang's file have no contexts, so these are those in the middle of an output."""
+    spec, (prompt, output) = run.spec, asked_means(run)
+    context = round(prompt + output / 2)
+    assert isinstance(spec.cost_table, PassCosts), "the policy confidence chooses by times of passes"
+    made.environment[RAGGED] = COMPACT
+    made.files[ROUND_TIMES] = round_times_json(spec.cost_table, spec.max_steps, context) + "\n"
+    if run.scenario.speculation.round_times is None:
+        made.notes.append(
+            f"the times of {ROUND_TIMES} are simulated, for contexts of {context:,} tokens: "
+            "sglang.benchmark.dspark_sps_profiler measures them on your GPUs"
+        )
+    made.words += ["--speculative-dspark-sps-table-path", ROUND_TIMES]
+    if spec.temperatures:
+        made.files[TEMPERATURES] = temperatures_json(spec.temperatures) + "\n"
+        made.words += ["--speculative-dspark-confidence-sts-path", TEMPERATURES]

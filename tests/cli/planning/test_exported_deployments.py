@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 import yaml
 from foredraft.core.adaptive.config import resolve_initial_steps
@@ -45,6 +46,10 @@ DEPLOYMENTS = {
     "schedule": ("vllm trtllm", {"speculation.adaptive": {"1": {"candidate_steps": [4]}, "9": {"candidate_steps": [1]}}}),
     "choices": ("sglang", {"speculation.adaptive": "default"}),
     "choices from 0": ("sglang", {"speculation.adaptive": {"1": {"candidate_steps": [0, 2, 5]}}, "speculation.steps": 2}),
+    "verification": (
+        "vllm sglang",
+        {"speculation.algorithm": "DSPARK", "speculation.policy": "confidence", "speculation.steps": 5, "model.draft": "a/b"},
+    ),
     "waits": ("trtllm", {**FIXED, "engine.batch_wait_rounds": 20, "engine.batch_wait_tokens": 0.5, "engine.guarantee_output": 0.0}),
     "apart": ("vllm", {**FIXED, "disaggregation.prefill": 1, "disaggregation.decode": 1}),
 }  # fmt: skip
@@ -286,6 +291,27 @@ def test_a_rule_that_the_server_has_no_argument_for_is_noted(server, name, is_no
     assert ("speculation.accept_rule is rejection, for which the server has no argument" in notes) is is_noted
 
 
+def test_what_adaptive_verification_decides_by_goes_with_the_deployment(tmp_path):
+    """SGLang's times have no contexts: those of the middle of an output are written."""
+    more = {"speculation.confidence_temperatures": {"temperatures": [1.5, 1.2, 1.1, 1.0, 0.9]}}
+    lengths = {"workload.prompt": {"value": 3000}, "workload.output": {"value": 400}}
+    scenario = scenario_of("sglang", "verification", **more, **lengths)
+    costs = assemble(scenario).spec.cost_table
+    made = export("x", scenario, "sglang", None)
+    assert "contexts of 3,200 tokens" in " ".join(made.notes)
+    for file, text in made.files.items():
+        (tmp_path / file).write_text(text)
+    for file in ("launch.sh", "deployment.yaml"):
+        launch = read_launch("sglang", str(tmp_path / file), "--from", "H100")
+        spec = assemble(scenario_read(launch, scenario)).spec
+        assert spec.temperatures == (1.5, 1.2, 1.1, 1.0, 0.9)
+        for rows in (1, 5, 40):
+            for tokens in (rows, rows + 7, rows * 6):
+                wanted = costs.draft_time(5, rows, 3200 * rows) + costs.verify_times(np.array([tokens]))[0]
+                found = spec.cost_table.draft_time(5, rows) + spec.cost_table.verify_times(np.array([tokens]))[0]
+                assert found == pytest.approx(wanted, abs=5), (file, rows, tokens)
+
+
 def test_pages_of_one_token_are_left_to_the_server():
     made = export("x", scenario_of("trtllm", "graphs"), "trtllm", None)
     assert "tokens_per_block" not in made.files["trtllm.yaml"] and "engine.page_size = 32" in " ".join(made.notes)
@@ -298,6 +324,12 @@ def test_pages_of_one_token_are_left_to_the_server():
     [
         ("vllm", {"speculation.topk": 4, "speculation.policy": "fixed", "speculation.steps": 3}, "it drafts chains"),
         ("vllm", {"speculation.policy": "goodput"}, "it has no policy goodput"),
+        ("vllm", {"speculation.policy": "confidence"}, "with one number of draft steps: give speculation.steps"),
+        (
+            "sglang",
+            {"speculation.policy": "confidence", "speculation.steps": 3},
+            "only vLLM .*, and SGLang those of DSPARK",
+        ),
         ("vllm", {"speculation.policy": "ema"}, "`foredraft tune` finds such a schedule"),
         ("trtllm", {"speculation.policy": "ema"}, "`foredraft tune` finds such a schedule"),
         ("trtllm", {"disaggregation.ratio": "1:1", "hardware.replicas": 2}, "export without disaggregation"),
