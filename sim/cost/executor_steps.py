@@ -16,6 +16,7 @@ beyond the measured ones are refused.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -136,13 +137,19 @@ class RoundGrids:
 
 def _shape(name: Any) -> Any:
     """Return the shape of a captured round by its name in a profile, steps-topk-nodes."""
-    numbers = name.split("-") if isinstance(name, str) else ()
-    if len(numbers) != 3 or not all(map(str.isdecimal, numbers)):
-        raise ValueError("expected steps-topk-nodes as its name")
-    return RoundShape(*map(int, numbers))
+    if not isinstance(name, str) or not re.fullmatch("-".join([_NUMBER] * 3), name):
+        raise ValueError("expected steps-topk-nodes as its name, numbers without leading zeros")
+    return RoundShape(*map(int, name.split("-")))
 
 
-Branching = Annotated[int, Field(ge=1)]
+def _branching(name: Any) -> Any:
+    if isinstance(name, str) and not re.fullmatch(_NUMBER, name):
+        raise ValueError("expected a top-k as its name, a number without leading zeros")
+    return int(name) if isinstance(name, str) else name
+
+
+_NUMBER = "(?:0|[1-9][0-9]{0,8})"  # two spellings of one number would be one key
+Branching = Annotated[int, BeforeValidator(_branching), Field(ge=1)]
 ShapeName = Annotated[
     RoundShape, PlainValidator(_shape), PlainSerializer(lambda shape: "-".join(map(str, shape)), return_type=str)
 ]

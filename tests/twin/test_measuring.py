@@ -88,6 +88,10 @@ def test_a_profile_of_another_algorithm_or_model_is_refused(make_arms):
         made_steps("NONE").check_target("profile.json", hidden=64)
 
 
+def spelt_twice(table, name, other):
+    table[other] = table.setdefault(name, {"axes": {"rows": [1], "context": [8]}, "ns": [[5]]})
+
+
 @pytest.mark.parametrize(
     ("damage", "key"),
     [
@@ -100,6 +104,11 @@ def test_a_profile_of_another_algorithm_or_model_is_refused(make_arms):
         (lambda d: d["host"].update(plan_base_ns=-1), "steps.host.plan_base_ns"),
         (lambda d: d["spread"].update(decode=float("nan")), "steps.spread.decode"),
         (lambda d: d.update(padded=1), "steps.padded"),
+        (lambda d: spelt_twice(d["algorithms"]["NONE"]["rounds"], "1", "01"), "steps.algorithms.NONE.rounds.01"),
+        (
+            lambda d: spelt_twice(d["algorithms"]["NONE"]["graphs"], "2-1-3", "02-1-3"),
+            "steps.algorithms.NONE.graphs.02-1-3",
+        ),
         (lambda d: d.pop("algorithms"), "steps.algorithms"),
         (lambda d: d.update(extra=0), "steps.extra"),
     ],
