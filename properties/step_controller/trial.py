@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from ..harness.operation import Operation, operation
@@ -54,18 +55,17 @@ def _judged(config: StepControllerConfig, has: StepControllerCapabilities) -> li
     return [size for size in _small(config, has) if size >= FEWEST_ROWS] or [FEWEST_ROWS]
 
 
-def _are_rows(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) -> bool:
-    return batch_size >= 1 and bool(runs) and min(runs) >= 0
-
-
-def _can_launch(t: StepControllerTrial, batch_size: int, runs: tuple[int, ...]) -> bool:
-    return _are_rows(t, batch_size, runs) and len(t.in_flight) < MAX_IN_FLIGHT
+def _rows(runs: Sequence[int], batch_size: int, steps: int, at: int | None = None) -> list[int]:
+    """Return how many of `steps` drafts each row accepts, at most its run; or, in round `at` of several, another number
+    in each round."""
+    own = [runs[row % len(runs)] for row in range(batch_size)]
+    return [min(run, steps) if at is None else (run + at) % (steps + 1) for run in own]
 
 
 def _can_hold(t: StepControllerTrial, process: str, batch_size: int) -> bool:
     # With a known cost a stretch is long.
     can_judge = not t.capabilities.goodput or (batch_size >= FEWEST_ROWS and len(t.stretches) < MAX_JUDGED)
-    return process in PROCESSES and batch_size >= 1 and can_judge
+    return process in PROCESSES and can_judge
 
 
 def _ought_to_draft(t: StepControllerTrial, batch_size: int) -> bool:
@@ -112,7 +112,7 @@ class StepControllerTrial(Trial):
         self.batch_sizes = looked_at(self.config)
         # The captured sizes are known to a controller with a runtime once it is attached.
         self._route(read_table(self.config.table), () if self.capabilities.runtime else self.config.captured)
-        self.in_flight: list[tuple[int, int, tuple[int, ...]]] = []
+        self.in_flight: list[tuple[int, int, list[int]]] = []
         self.stretches: list[tuple[Operation, Stretch]] = []
         self.num_told: int = 0  # results with a row
         self.account = GaugeAccount(self.table.union)
@@ -122,9 +122,9 @@ class StepControllerTrial(Trial):
         # A dwell holds switches up; the rule does not know it.
         follows_rule = self.capabilities.average_rule and not self.table.min_dwell_batches
         self.rule = AverageRule(self.table, self.config.initial, self.capabilities.probes) if follows_rule else None
-        self.begin(self.operation)
-        self.end()
+        super().prepare()
         if self.capabilities.runtime:
+            self.check()
             self._attach()
 
     # -- around every operation ---------------------------------------------------------------------------------------
@@ -167,6 +167,7 @@ class StepControllerTrial(Trial):
         return self.table.range_of(batch_size, self.captured)
 
     def _steps_for(self, batch_size: int) -> int:
+        self.only_if(batch_size > 0)
         answer = self.must(self.subject.steps_for, batch_size, batch_size * self.config.kv_per_row)
         return self.account.choose(self.integer(answer, f"steps_for({batch_size}, …)"))
 
@@ -217,6 +218,17 @@ class StepControllerTrial(Trial):
         self._compare(batch_size, steps)
         return steps
 
+    def _run(self, batch_size: int, rounds: int, correct: Callable[[int, int], Sequence[int]]) -> list[int]:
+        """Run so many rounds, and pass each result at once: `correct` of its steps and its number. Returns the steps of
+        all rounds, before the first that goes wrong."""
+        history: list[int] = []
+        for at in range(rounds):
+            steps = self._launch(batch_size)
+            if steps is None or not self._tell(correct(steps, at), batch_size, steps):
+                break
+            history.append(steps)
+        return history
+
     def _tell(self, correct: Sequence[float], batch_size: int, executed: int) -> bool:
         """Tell one result; whether it was taken. What is counted is added up in the moment."""
         if self.refused(self.ask(self.subject.observe, correct, batch_size, executed)):
@@ -247,39 +259,32 @@ class StepControllerTrial(Trial):
         self.moment.observed = VerifyResult(executed, self._steps_for(batch_size), tuple(correct), in_range)
         self._tell(correct, batch_size, executed)
 
-    @operation(weight=20, when=_can_launch)
+    @operation(weight=20, when=lambda t, batch_size, runs: bool(runs) and len(t.in_flight) < MAX_IN_FLIGHT)
     def round(self, batch_size: int, runs: tuple[int, ...]) -> None:
         """Launch a round; its result is on its way."""
         steps = self._launch(batch_size)
         if steps is not None:
-            correct = tuple(min(runs[row % len(runs)], steps) for row in range(batch_size))
-            self.in_flight.append((batch_size, steps, correct))
+            self.in_flight.append((batch_size, steps, _rows(runs, batch_size, steps)))
 
-    @operation(weight=24, when=lambda t, gone: bool(t.in_flight) and gone >= 0, gone=(0, 0, 0, 1, 2, 64))
+    @operation(weight=24, when=lambda t: bool(t.in_flight), gone=(0, 0, 0, 1, 2, 64))
     def deliver(self, gone: int) -> None:
         """Deliver the oldest result, without its last `gone` rows, which have finished meanwhile."""
         batch_size, steps, correct = self.in_flight.pop(0)
-        self._tell_alone(list(correct[: max(len(correct) - gone, 0)]), batch_size, steps)
+        self._tell_alone(correct[: max(len(correct) - gone, 0)], batch_size, steps)
 
-    @operation(weight=3, when=lambda t, batch_size: batch_size >= 1)
+    @operation(weight=3)
     def idle(self, batch_size: int) -> None:
         """Tell a result without rows."""
         self._tell_alone([], batch_size, self._steps_for(batch_size))
 
-    @operation(
-        weight=8, hostile=True, when=lambda t, batch_size, steps: batch_size >= 1 and 0 <= steps <= t.table.union[-1]
-    )
+    @operation(weight=8, hostile=True, when=lambda t, batch_size, steps: 0 <= steps <= t.table.union[-1])
     def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> None:
         """Pass a result of a round with these steps, which may differ from the current ones."""
-        self.only_if(_are_rows(self, batch_size, runs))
+        self.only_if(runs)
         self._tell_alone([min(run, steps) for run in runs], batch_size, steps)
 
     @operation(
-        weight=8,
-        hostile=True,
-        needs="misuse",
-        probes="STEPS-02",
-        when=lambda t, batch_size, kind: batch_size >= 1 and kind in GARBAGE,
+        weight=8, hostile=True, needs="misuse", probes="STEPS-02", when=lambda t, batch_size, kind: kind in GARBAGE
     )
     def garbage(self, batch_size: int, kind: str) -> None:
         """Tell a result of the current steps, with one value that no round can have produced."""
@@ -287,43 +292,37 @@ class StepControllerTrial(Trial):
         self.moment.garbage = GARBAGE[kind](steps)
         self._tell_alone([0, self.moment.garbage], batch_size, steps)
 
-    @operation(needs="adaptive", weight=12, when=_are_rows, batch_size=_small, rounds=(5, 1, 20, 50))
+    @operation(needs="adaptive", weight=12, batch_size=_small, rounds=(5, 1, 20, 50))
     def repeat(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> None:
         """Run a number of rounds of one kind, and pass each result at once."""
-        self.only_if(0 < rounds <= MAX_REPEATED)
-        for _ in range(rounds):
-            steps = self._launch(batch_size)
-            correct = [min(runs[row % len(runs)], steps or 0) for row in range(batch_size)]
-            if steps is None or not self._tell(correct, batch_size, steps):
-                break
+        self.only_if(runs and 0 < rounds <= MAX_REPEATED)
+        self._run(batch_size, rounds, lambda steps, at: _rows(runs, batch_size, steps))
         self._expect(batch_size)
 
-    @operation(needs="multi_steps", weight=8, when=_are_rows, batch_size=_small, rounds=(2, 8, 32))
+    @operation(needs="multi_steps", weight=8, batch_size=_small, rounds=(2, 8, 32))
     def multi_step(self, batch_size: int, runs: tuple[int, ...], rounds: int) -> None:
         """Launch a step of a number of rounds, which accept different drafts, and pass their results together."""
-        self.only_if(0 < rounds <= MAX_REPEATED)
+        self.only_if(runs and 0 < rounds <= MAX_REPEATED)
         steps = self._launch(batch_size)
         if steps is not None:
-            results = [
-                [(runs[row % len(runs)] + at) % (steps + 1) for row in range(batch_size)] for at in range(rounds)
-            ]
+            results = [_rows(runs, batch_size, steps, at) for at in range(rounds)]
             if not self.refused(self.ask(self.subject.observe_multi_step, results, batch_size, steps)):
                 for correct in results:
                     self._add(correct, batch_size, steps)
         self._expect(batch_size)
 
-    @operation(needs="unordered", weight=12, when=_are_rows, batch_size=_small)
+    @operation(needs="unordered", weight=12, batch_size=_small)
     def interval(self, batch_size: int, runs: tuple[int, ...]) -> None:
         """Launch the rounds that are left before the next look, which accept different drafts. Pass their results, and
         to a copy of the controller the last first."""
         table, interval = self.table, self.table.update_interval
         left = max(table.warmup_batches, interval) - self.num_told
         left = left if left > 0 else left % interval or interval
-        self.only_if(left > 1 and table == read_table(self.config.table))
+        self.only_if(runs and left > 1 and table == read_table(self.config.table))
         steps = self._launch(batch_size)
         if steps is not None:
             other = self.must(self.subject.copied)
-            results = [[(runs[row % len(runs)] + at) % (steps + 1) for row in range(batch_size)] for at in range(left)]
+            results = [_rows(runs, batch_size, steps, at) for at in range(left)]
             for correct, of_other in zip(results, reversed(results), strict=True):
                 self._tell(correct, batch_size, steps)
                 self.must(other.observe, of_other, batch_size, steps)
@@ -336,20 +335,13 @@ class StepControllerTrial(Trial):
     def phase(self, process: str, batch_size: int) -> None:
         """Run a long stretch of rounds with one stationary acceptance process, each result at once."""
         rounds = GOODPUT_PHASE_ROUNDS if self.capabilities.goodput else PHASE_ROUNDS
-        history: list[int] = []
-        for at in range(rounds):
-            steps = self._launch(batch_size)
-            if steps is None:
-                return
-            history.append(steps)
-            correct = correct_drafts(process, batch_size, rounds, self.config.lift, steps)[at].tolist()
-            if not self._tell(correct, batch_size, steps):
-                return
+        accepted = partial(correct_drafts, process, batch_size, rounds, self.config.lift)
+        history = self._run(batch_size, rounds, lambda steps, at: accepted(steps)[at].tolist())
+        if len(history) < rounds:
+            return
         # All of it is judged, or what comes after settling.
         begin, candidates = SETTLING_ROUNDS if self.capabilities.goodput else 0, self.candidates(batch_size)
-        runs = {
-            each: correct_drafts(process, batch_size, rounds, self.config.lift, each)[begin:] for each in candidates
-        }
+        runs = {each: accepted(each)[begin:] for each in candidates}
         times = {each: self.time_ns(each, batch_size) for each in candidates}
         self.moment.stretch = Stretch.of(process, batch_size, history[begin:], runs, times)
         self._expect(batch_size)
@@ -375,28 +367,23 @@ class StepControllerTrial(Trial):
     # -- graphs and tables ---------------------------------------------------------------------------------------------
 
     def _attach(self) -> None:
-        """Let the controller build its graphs; once more if that was to fail.
-        The last moment is still to be checked."""
+        """Let the controller build its graphs; once more if that was to fail."""
         captured, build, fail_at = self.config.captured, self.build, self.config.fail_at
         ranges = self.table.candidates
         reachable = frozenset(
             (steps, steps + 1, size) for size in captured for steps in ranges[self.table.range_of(size, captured)]
         )
         for fails in (True, False) if 0 < fail_at <= len(reachable) else (False,):
-            self.check()
-            self.operation = "attach, and a build fails" if fails else "attach"
-            self.begin(self.operation)
-            m = self.moment
-            build.built.clear()
-            build.builds_to_failure = fail_at if fails else 0
-            self.refused(self.ask(self.subject.attach, build, list(captured) or None))
-            build.builds_to_failure = 0
-            m.attached = "failing" if fails else "whole"
-            if not fails:
-                self.graphs = dict(build.built)
-                self._route(self.table, captured)
-                m.built_keys = frozenset(build.built), reachable
-            self.end()
+            with self.stage("attach, and a build fails" if fails else "attach") as m:
+                build.built.clear()
+                build.builds_to_failure = fail_at if fails else 0
+                self.refused(self.ask(self.subject.attach, build, list(captured) or None))
+                build.builds_to_failure = 0
+                m.attached = "failing" if fails else "whole"
+                if not fails:
+                    self.graphs = dict(build.built)
+                    self._route(self.table, captured)
+                    m.built_keys = frozenset(build.built), reachable
 
     @operation(needs="reload", weight=2, when=lambda t, dropped, update_interval: update_interval >= 1)
     def reload(self, dropped: int, update_interval: int) -> None:
