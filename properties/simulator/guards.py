@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from .contract import Service, SimulatorConfig
-from .services import MAX_PAGES
 
 
 class Described(Protocol):
@@ -71,25 +70,12 @@ def may_have_faults(t: Described) -> bool:
     return not t.config.has_pools
 
 
-def has_room_for(t: Described, pages: int, percent: int, together: int) -> bool:
-    return (
-        is_open(t)
-        and not t.config.has_pools
-        and not t.config.adaptive
-        and min(pages, together) >= 1
-        and percent >= 0
-        and t.service.pages + pages <= MAX_PAGES
-    )
+def may_have_more_pages(t: Described) -> bool:
+    return is_open(t) and not t.config.has_pools and not t.config.adaptive
 
 
-def is_new_fault(t: Described, kind: str, percent: int) -> bool:
-    return (
-        may_have_faults(t)
-        and has_one_draft(t)
-        and kind in QUIET_FAULTS
-        and kind not in dict(t.service.faults or ())
-        and 0 <= percent <= 100
-    )
+def is_new_fault(t: Described, kind: str) -> bool:
+    return may_have_faults(t) and has_one_draft(t) and kind in QUIET_FAULTS and kind not in dict(t.service.faults or ())
 
 
 def is_server(t: Described, services: str, seed: int) -> bool:

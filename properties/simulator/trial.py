@@ -18,13 +18,13 @@ from .guards import (
     PARTS,
     QUIET_FAULTS,
     has_one_draft,
-    has_room_for,
     is_apart,
     is_new_fault,
     is_open,
     is_server,
     is_steady,
     may_have_faults,
+    may_have_more_pages,
     used_parts,
 )
 from .reading import read_answer, read_requests
@@ -298,7 +298,7 @@ class SimulatorTrial(Trial):
     @operation(needs="faults", weight=14, when=is_new_fault, kind=QUIET_FAULTS, percent=(20, 5))
     def one_more_fault(self, kind: str, percent: int) -> None:
         """Run it, and again with one kind of fault more, which changes nothing of what is asked for."""
-        more = replace(self.service, faults=self._plan_with({kind: 10 * percent}))
+        more = self._with(faults=self._plan_with({kind: 10 * percent}))
         self.moment.grown = self._beside(self._base(), self.subject.run, more)
 
     @operation(needs="faults", weight=7, when=lambda t, kind: kind in FAULTS and may_have_faults(t))
@@ -310,19 +310,22 @@ class SimulatorTrial(Trial):
         self.moment.planned = self._beside(first, self.subject.run, planned)
 
     @operation(
-        weight=14, when=has_room_for, pages=(1, 4, 8, 16, 64, 1024), percent=(0, 120, 150, 200, 60), together=(4, 8)
+        weight=14,
+        when=may_have_more_pages,
+        pages=(1, 4, 8, 16, 64, 1024),
+        percent=(0, 120, 150, 200, 60),
+        together=(4, 8),
     )
     def more_pages(self, pages: int, percent: int, together: int) -> None:
         """Run it without faults, and again with more pages: first with its pool, or, of at least `MANY` requests, with
         so many per cent of what its longest request needs, in batches of `together`."""
+        self.only_if(pages > 0)
         service = self.service
         if percent:
             tight = -(-self._longest(service) * percent // (100 * self.config.page_size))
             many = max(MANY, service.num_requests)
-            service = replace(service, pages=tight, max_running=together, num_requests=many)
-            first = self._simulate(self.subject.run, service)
-        else:
-            first = self._base()
+            service = self._with(pages=tight, max_running=together, num_requests=many)
+        first = self._simulate(self.subject.run, service) if percent else self._base()
         self.moment.enlarged = self._beside(first, self.subject.run, replace(service, pages=service.pages + pages))
 
     @operation(needs="traces", weight=5, when=is_open)
