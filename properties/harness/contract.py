@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 
 from ...core.errors import ConfigError, ForedraftError, Problem, nearest
 
-SUITE_VERSION = "2026.2"
+SUITE_VERSION = "2026.3"
 """What a stored case and a report were made with.
 It changes whenever the meaning of an operation or an invariant does."""
 

@@ -179,7 +179,7 @@ def a_broken_table_changes_nothing(m: StepControllerMoment) -> Outcome:
     return True
 
 
-@checks("STEPS-10", CONTRACT, on=("deliver", "observe", "garbage", "repeat", "multi-step", "interval", "phase"))
+@checks("STEPS-10", CONTRACT, on=("deliver", "idle", "observe", "garbage", "repeat", "multi-step", "interval", "phase"))
 def every_result_counts_once(m: StepControllerMoment) -> Outcome:
     if m.garbage is None and m.refusal is not None:
         was = f"a good result was refused: {m.refusal}"

@@ -268,9 +268,14 @@ class StepControllerTrial(Trial):
 
     @operation(weight=24, when=lambda t: bool(t.in_flight), gone=(0, 0, 0, 1, 2, 64))
     def deliver(self, gone: int) -> None:
-        """Deliver the oldest result, without its last `gone` rows, which have finished meanwhile; it may have none."""
+        """Deliver the oldest result, without its last `gone` rows, which have finished meanwhile."""
         batch_size, steps, correct = self.in_flight.pop(0)
         self._tell_alone(correct[: max(len(correct) - gone, 0)], batch_size, steps)
+
+    @operation(weight=3)
+    def idle(self, batch_size: int) -> None:
+        """Tell a result without rows."""
+        self._tell_alone([], batch_size, self._steps_for(batch_size))
 
     @operation(weight=8, hostile=True, when=lambda t, batch_size, steps: 0 <= steps <= t.table.union[-1])
     def observe(self, batch_size: int, steps: int, runs: tuple[int, ...]) -> None:
