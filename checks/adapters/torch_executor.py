@@ -192,7 +192,7 @@ class CheckedExecutor(WrappedExecutor):
         decode, used = result.decode, self.used_parts
         if decode is None:
             return
-        moves = self.config.topk > 1 or self.executor.draft.on_host
+        moves = self.config.topk > 1 or self.executor.draft.has_branches
         used["accepted paths in rings"] += self.executor.pool.rings is not None and moves
         used["experts"] += self.config.mixture
         used[RUNNING_TEXT] += any(RUNNING_TEXT in outputs for outputs in decode.outputs or ())

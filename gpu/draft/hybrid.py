@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ...core.algorithm.hybrid import HybridChoice, RoundChoice
-from ...core.algorithm.suffix import Lookup, SuffixDrafts
+from ...core.algorithm.suffix import NOTHING_FOUND, Lookup, SuffixDrafts
 from ...core.contract.future_map import RelayField
 from ...core.contract.step import RoundShape
 from ...core.tree.build import MAX_TREE_NODES
@@ -75,7 +74,7 @@ class HybridDraft(Draft):
         self._look_ups, self._choice = look_ups, choice
         self._fields, self._keeps_closed = fields, keeps_closed
         self._rows: dict[int, _RowText] = {}
-        self._by_head = np.zeros(0, np.int64)  # places of the rows of this round that the head drafts for
+        self._head_runs = False  # in this round
         self._last_batch: RoundBatch | None = None
 
     @property
@@ -100,7 +99,7 @@ class HybridDraft(Draft):
         text.in_round = False
         right = min(len(tokens) - 1, text.num_drafts)
         if text.found is None:
-            self._choice.learn_model(row, text.num_drafts, right)
+            self._choice.learn_model(text.num_drafts, right)
         else:
             self._choice.learn_look_up(row, text.found, text.num_drafts, right)
         if text.waiting is None:
@@ -132,50 +131,53 @@ class HybridDraft(Draft):
     def propose(self, batch: RoundBatch, relayed: Mapping[str, Tensor]) -> DeviceTree:
         self._last_batch = batch
         rows = batch.row_numbers.tolist()
-        choice, found = self._choose(rows, batch.shape.steps, batch.budget is not None)
-        self._by_head = np.flatnonzero(choice.by_model)
+        choice, found = self._choose(rows, batch)
+        by_head = self._head_runs = bool(choice.by_model.any())
         counts = np.where(choice.by_model, choice.model_steps, choice.look_ups)
-        drafts = np.zeros((len(rows), counts.max()), np.int64)
-        for i, row in enumerate(rows):
+        for row, own, count, each in zip(rows, choice.by_model.tolist(), counts.tolist(), found, strict=True):
             text = self._rows[row]
-            text.in_round, text.num_drafts = True, int(counts[i])
-            text.found = None if choice.by_model[i] else found[i]
-            if text.found is not None:
-                drafts[i, : counts[i]] = found[i].tokens[: counts[i]]
+            text.in_round, text.num_drafts, text.found = True, count, None if own else each
         if not counts.any():
             return root_only(self._ops, batch)
-        device = batch.rows.device
-        tokens = upload(device, drafts)
-        if len(self._by_head):
-            tree = self._by_the_head(batch, relayed, choice.model_steps)
-            if batch.budget is not None:
-                return tree
-            tokens[upload(device, self._by_head), : choice.model_steps] = tree.tokens[:, 1:]
+        tree = self._by_the_head(batch, relayed, choice.model_steps) if by_head else None
+        if tree is not None and choice.by_model.all():
+            return tree
+        drafts = np.zeros((len(rows), counts.max()), np.int64)
+        for drafted, count, each in zip(drafts, choice.look_ups.tolist(), found, strict=True):
+            drafted[:count] = each.tokens[:count]
+        tokens = upload(batch.rows.device, drafts)
+        if tree is not None:
+            own = upload(batch.rows.device, choice.by_model)
+            tokens[:, : choice.model_steps] = tokens[:, : choice.model_steps].where(~own[:, None], tree.tokens[:, 1:])
         tree = self._ops.build_chain(batch.roots, tokens, batch.lengths, batch.max_position)
         if counts.min() == counts.max():
             return tree
-        nodes = upload(device, counts.astype(np.int64) + 1)
+        nodes = upload(batch.rows.device, counts.astype(np.int64) + 1)
         return replace(tree, row_nodes=nodes, num_tokens=int(counts.sum()) + len(rows))
 
-    def _choose(self, rows: list[int], most: int, has_budget: bool) -> tuple[RoundChoice, list[Lookup]]:
+    def _choose(self, rows: list[int], batch: RoundBatch) -> tuple[RoundChoice, Sequence[Lookup]]:
         """Return what each row drafts. With a budget the device chooses by the head's confidences, for all rows."""
-        if has_budget:
-            return RoundChoice(most, np.ones(len(rows), bool), np.zeros(len(rows), np.int64)), []
-        self._catch_up_late([row for row in rows if self._rows[row].num_waiting + most >= MOST_WAITING], but=1)
+        most = batch.shape.steps
+        if batch.budget is not None:
+            none = np.zeros(len(rows), np.int64)
+            return RoundChoice(most, np.ones(len(rows), bool), none), [NOTHING_FOUND] * len(rows)
+        waiting = [self._rows[row].num_waiting for row in rows]
+        if max(waiting) + most >= MOST_WAITING:
+            self._catch_up_late([row for row, n in zip(rows, waiting, strict=True) if n + most >= MOST_WAITING], but=1)
+            waiting = [self._rows[row].num_waiting for row in rows]
         found = [self._look_ups.look_up(row, most) for row in rows]
-        behind = np.array([self._rows[row].num_waiting for row in rows])
-        return self._choice.choose(rows, found, most, behind), found
+        return self._choice.choose(rows, found, most, sum(waiting), batch.sampling is not None), found
 
     def _by_the_head(self, batch: RoundBatch, relayed: Mapping[str, Tensor], steps: int) -> DeviceTree:
-        """Return the head's chains for its rows, after it has caught up with them."""
-        device, own_rows = batch.rows.device, batch.row_numbers[self._by_head].tolist()
-        places = upload(device, self._by_head)
-        start = {f.name: relayed[f.name][places] for f in self._fields}
-        behind = np.flatnonzero([self._rows[row].num_waiting > 0 for row in own_rows])
-        for name, values in self._catch_up_late([own_rows[i] for i in behind.tolist()]).items():
-            start[name][upload(device, behind)] = values.to(start[name].dtype)
-        part = _part_of(batch, self._by_head, places, RoundShape.chain(steps))
-        return self._head.propose(replace(part, budget=batch.budget), start)
+        """Return the head's chains for all rows, after it has caught up with them."""
+        rows = batch.row_numbers.tolist()
+        behind = [i for i, row in enumerate(rows) if self._rows[row].num_waiting]
+        if behind:
+            late = self._catch_up_late([rows[i] for i in behind])
+            at = upload(batch.rows.device, np.array(behind, np.int64))
+            caught = {name: relayed[name].index_copy(0, at, x.to(relayed[name].dtype)) for name, x in late.items()}
+            relayed = {**relayed, **caught}
+        return self._head.propose(replace(batch, shape=RoundShape.chain(steps), row_nodes=None), relayed)
 
     def _catch_up_late(self, rows: Sequence[int], but: int = 0) -> Relayed:
         """Run the head over the tokens of `rows` that wait for it, `but` the last ones, and return what these rows
@@ -204,7 +206,8 @@ class HybridDraft(Draft):
             roots=upload(device, roots),
             max_len=max(self._last_batch.max_len, int(starts.max())),
             max_nodes=max(self._last_batch.max_nodes, max(counts)),
-            **_ALONE,
+            row_nodes=None,
+            budget=None,
             padded_rows=len(texts),
         )
         lens = upload(device, np.array(counts, np.int32))
@@ -216,37 +219,9 @@ class HybridDraft(Draft):
     # -- after the target -----------------------------------------------------------------------------------------
 
     def catch_up(self, batch: RoundBatch, accepted: Accepted, relayed: Mapping[str, Tensor]) -> Relayed:
-        captured, by_head = accepted.captured, set(self._by_head.tolist())
-        assert captured is not None, "a head drafts from hidden states"
-        for i, row in enumerate(batch.row_numbers.tolist()):
-            self._rows[row].waiting = None if i in by_head else captured[i]
-        values = zeros_of(self._fields, len(batch.row_numbers), batch.rows.device)
-        if by_head:
-            places = upload(batch.rows.device, self._by_head)
-            own = replace(
-                accepted,
-                emitted=accepted.emitted[places],
-                accept_lens=accepted.accept_lens[places],
-                captured=captured[places],
-            )
-            part = _part_of(batch, self._by_head, places, batch.shape)
-            for name, found in self._head.catch_up(part, own, {}).items():
-                values[name][places] = found.to(values[name].dtype)
-        return values
-
-
-_ALONE: Mapping[str, Any] = {"row_nodes": None, "budget": None}  # what is of the target's pass, not of the head's
-
-
-def _part_of(batch: RoundBatch, at: np.ndarray, places: Tensor, shape: RoundShape) -> RoundBatch:
-    """Return some rows of a batch, as a round of this shape."""
-    return replace(
-        batch,
-        row_numbers=batch.row_numbers[at],
-        rows=batch.rows[places],
-        lengths=batch.lengths[places],
-        roots=batch.roots[places],
-        shape=shape,
-        padded_rows=len(at),
-        **_ALONE,
-    )
+        if self._head_runs:
+            return self._head.catch_up(batch, accepted, {})
+        assert accepted.captured is not None, "a head drafts from hidden states"
+        for row, states in zip(batch.row_numbers.tolist(), accepted.captured, strict=True):
+            self._rows[row].waiting = states
+        return zeros_of(self._fields, len(batch.row_numbers), batch.rows.device)

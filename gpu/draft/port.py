@@ -131,6 +131,7 @@ class Draft(ABC):
     aux_layers: tuple[int, ...] = ()
     wants_hidden: bool = False
     on_host: bool = False  # proposals need the tokens of earlier rounds on the host, so rounds wait for each other
+    has_branches: bool = False  # trees may have several branches where the round's shape has one
 
     @property
     def is_captured(self) -> bool:
@@ -226,6 +227,7 @@ class ProposedDraft(Draft):
     """Works on the host, so a round begins when the tokens of the one before it are known there."""
 
     on_host = True
+    has_branches = True
 
     def __init__(self, ops: Ops, drafts: HostDrafts) -> None:
         self._ops = ops

@@ -327,7 +327,7 @@ class DecodeRound:
         next_relay = {name: values.flatten(0, 1) for name, values in tree.next_relay.items()}
         hidden = draft_hidden(self.draft_of(batch.shape), passed.forward)
         outputs = NodeOutputs(entries, next_relay, hidden)
-        if batch.shape.topk > 1 or self.draft.on_host:
+        if batch.shape.topk > 1 or self.draft.has_branches:
             # On a chain the accepted path stands in front already.
             pool, path = self._pool, (verified.accept_index, verified.accept_lens)
             self._ops.move_accepted_(pool.all_layers, passed.slots, *path)
