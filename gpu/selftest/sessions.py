@@ -43,7 +43,7 @@ from ..session.text_session import COMPLETED, Output
 from ..tiny.dense import DenseAttention
 from ..types.attention import E4M3
 from ..types.recurrence import StateShape
-from ..types.session_options import FP8, RING
+from ..types.session_options import AUTO, FP8, RING
 from .steps import Context, SelftestStep, StepFinding, UnavailableHere
 
 DTYPE = torch.bfloat16
@@ -331,7 +331,7 @@ def same_drafts(context: Context, name: str) -> StepFinding:
     """Check that what a drafter with random weights proposes in float32 on the device, which its target hardly ever
     accepts, is what it proposes in float64 on the CPU."""
     there = _proposed(context, name, device=context.device, dtype="float32")
-    exact = _proposed(context, name, device="cpu", dtype="float64")
+    exact = _proposed(context, name, device="cpu", dtype="float64", ops=AUTO)
     assert len(there) == len(exact), f"{len(there)} drafts on the device, {len(exact)} in float64"
     equal = sum(one == other for one, other in zip(there, exact, strict=True))
     assert equal >= LEAST_EQUAL * len(exact), f"{equal} of {len(exact)} drafts are those of float64"
