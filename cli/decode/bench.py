@@ -87,9 +87,10 @@ def heading(plan: BenchPlan, machine: Machine) -> list[str]:
     random = " with random weights" if plan.options.model is None else ""
     threads = f", {machine.num_threads} threads" if plan.device == "cpu" else ""
     dtype = str(plan.dtype).removeprefix("torch.")
+    ops = "" if plan.options.ops == "auto" else f", operations {plan.options.ops}"
     return [
         f"{plan.name}{random}, {plan.algorithm.name}, {dtype}: {weights}{draft}",
-        f"{machine.device_name}{threads}, {plan.spec.config.mode}: memory copies at {machine.copy_bytes_per_s / 1e9:,.1f} GB/s",
+        f"{machine.device_name}{threads}{ops}, {plan.spec.config.mode}: memory copies at {machine.copy_bytes_per_s / 1e9:,.1f} GB/s",
     ]
 
 

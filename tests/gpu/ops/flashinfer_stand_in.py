@@ -114,7 +114,9 @@ def top_p_renorm_probs(probs, top_p, is_deterministic=False):
 
 
 def _renormalised(probs: Tensor, last: Tensor) -> Tensor:
-    """Keep what is at least as likely as the last token, equal ones included."""
+    """Keep what is at least as likely as the last token, equal ones included. What becomes of a row that is no
+    distribution is not said anywhere."""
+    assert probs.isfinite().all()
     kept = probs.where(probs >= last, 0.0)
     return kept / kept.sum(1, keepdim=True)
 

@@ -323,6 +323,13 @@ def test_a_plan_says_what_runs_without_graphs_and_without_flashinfer(tmp_path: P
     assert replace(plan, options=replace(plan.options, ops="torch")).notices == (graphs.replace("flashinfer", "torch"),)
 
 
+def test_graphs_of_operations_that_wait_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    options = SessionOptions(write_target(tmp_path, SHAPES["llama"]), device="cuda", ops="torch", graphs=True)
+    with pytest.raises(ConfigError, match="graphs: the operations torch wait for the device; leave it out"):
+        plan_session(options)
+
+
 # -- the self-test -----------------------------------------------------------------------------------------------------
 
 
