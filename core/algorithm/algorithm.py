@@ -67,6 +67,7 @@ class SpecAlgorithm:
     mask tokens drafts all tokens of a round.
     `looks_up_past_outputs`: rows draft by suffix decoding (`suffix.py`), so also from what earlier requests got; those
     of a draft with a network where that promises more.
+    `captures_rounds`: CUDA graphs may hold its rounds.
     """
 
     name: str = "NONE"
@@ -81,6 +82,7 @@ class SpecAlgorithm:
     reads_hidden_states: bool = False
     in_one_pass: bool = False
     looks_up_past_outputs: bool = False
+    captures_rounds: bool = True
 
     @property
     def is_speculative(self) -> bool:

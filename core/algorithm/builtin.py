@@ -258,6 +258,7 @@ class HybridDrafting(Eagle3):
     name = "HYBRID"
     supports_trees = False
     looks_up_past_outputs = True
+    captures_rounds = False  # rows draft in several ways, and as many tokens as pays
 
 
 BUILT_IN = (

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...core.adaptive.graphs import graph_plan
+from ...core.algorithm.algorithm import SpecAlgorithm
+from ...core.algorithm.registry import get_algorithm
 from ...core.errors import ConfigError, nearest
 from ...core.model_shape import STATE_BYTES, ModelShape
 from ...core.scheduler.config import EngineConfig, EngineRole
@@ -104,7 +106,7 @@ class Deployment:
             gpu=gpu,
             server=server,
             parallel=parallel,
-            graphs=_graphs(hardware, server),
+            graphs=_graphs(hardware, server, get_algorithm(scenario.speculation.algorithm)),
             launch=launch,
             host=host.shared_by(parallel.data),
             front_end=front_end,
@@ -313,8 +315,8 @@ def _front_end(given: FrontEndTable, server: ServerProfile) -> FrontEnd:
     )
 
 
-def _graphs(hardware: Hardware, server: ServerProfile) -> CapturedGraphs | None:
-    if not hardware.cuda_graphs:
+def _graphs(hardware: Hardware, server: ServerProfile, algorithm: SpecAlgorithm) -> CapturedGraphs | None:
+    if not hardware.cuda_graphs or not algorithm.captures_rounds:
         return None
     given = None if hardware.graph_sizes is None else tuple(hardware.graph_sizes)
     return CapturedGraphs(hardware.graph_unit or server.graph_unit, given)

@@ -65,8 +65,8 @@ def _drafter_notices(run: Assembly) -> Iterator[str]:
     priced."""
     if run.algorithm.looks_up_past_outputs and run.algorithm.drafter is not Drafter.LOOKUP:
         yield (
-            f"{run.algorithm.name} is simulated as its head alone, which drafts for every row: look-ups, which take over "
-            "where they promise more, are not priced"
+            f"{run.algorithm.name} is simulated as its head alone, without CUDA graphs: look-ups, which take over where "
+            "they promise more, are not priced"
         )
     most = 0 if run.draft is None else run.draft.parts.most_drafts
     if most and run.spec.max_steps > most:

@@ -186,7 +186,9 @@ def kernels_are_not_measured(run: Any, key: str) -> str | None:
 
 
 def no_graphs(run: Any, key: str) -> str | None:
-    return "hardware.cuda_graphs is false" if run.deployment.graphs is None else None
+    if run.deployment.graphs is not None:
+        return None
+    return "hardware.cuda_graphs is false" if run.algorithm.captures_rounds else f"{run.algorithm.name} captures none"
 
 
 def on_one_node(run: Any, key: str) -> str | None:

@@ -67,6 +67,7 @@ CASES = [
     (["hardware.gpus_per_node=4"], "hardware.gpus_per_node", "on one node"),
     (["hardware.cuda_graphs=false", "hardware.graph_sizes=[1, 2]"], "hardware.graph_sizes", "cuda_graphs is false"),
     (["hardware.cuda_graphs=false", "hardware.graph_unit=tokens"], "hardware.graph_unit", "cuda_graphs is false"),
+    (["speculation.algorithm=HYBRID", "hardware.graph_sizes=[1, 2]"], "hardware.graph_sizes", "HYBRID captures none"),
     (["engine.prefix_cache=true"], "engine.prefix_cache", "unknown"),
     (["workload.prefixes.groups=2", "engine.prefix_cache=false", "engine.eviction_policy=fifo"], "engine.eviction_policy", "prefix_cache"),
     (["hardware.server=sglang-0.5", "engine.watermark=0.1"], "engine.watermark", "guarantee_output is 0.7"),
