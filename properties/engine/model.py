@@ -249,6 +249,7 @@ class EngineModel:
         self.last_answer: StepAnswer | None = None
         self.lingering: dict[int, tuple[int, str, str]] = {}  # page -> (step that it waits for, whose it was, why)
         self.asked_back: set[str] = set()  # by `retract`, not yet done
+        self.interrupted = 0  # as the engine said last
         self.order_is_unknown: bool = False  # how often requests were overtaken is not known either
         self.holding = False  # since a retraction, until a round is committed
         self.may_hold = False  # it may go on, until a round is committed

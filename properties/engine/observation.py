@@ -71,6 +71,7 @@ class EngineMoment:
     interrupted: int | None = (
         None  # the newest step that must end at its next round; None where there are no multi-steps
     )
+    cuts = False  # this operation has newly interrupted a step, and no step was ever lost
     # abort
     abort_events = 0
     second_abort_events = 0

@@ -194,7 +194,9 @@ class EngineTrial(Trial):
         The oldest may have."""
         if not self.capabilities.multi_steps or not self.model.flights:
             return
-        newest = self.moment.interrupted = self.integer(self.must(self.subject.interrupts), "interrupts()")
+        m, newest = self.moment, self.integer(self.must(self.subject.interrupts), "interrupts()")
+        m.cuts = newest >= self.model.flights[0].number > self.model.interrupted and not self._was_lost
+        m.interrupted = self.model.interrupted = newest
         for flight in self.model.flights[1:]:
             flight.interrupted |= flight.number <= newest
 
@@ -321,11 +323,11 @@ class EngineTrial(Trial):
     @operation(
         needs="multi_steps",
         weight=4,
-        when=lambda t, number, rounds: t.config.multi_step_rounds > 1 and bool(t.model.lives) and rounds > 0,
-        rounds=(1_000, 1_000, 2, 1),
+        when=lambda t, number, rounds: t.config.multi_step_rounds > 1 and bool(t.model.lives) and rounds >= 0,
+        rounds=(1_000, 0, 0, 2, 1),
     )
     def leave(self, number: int, rounds: int) -> None:
-        """Plan, and let the client of a request leave while a step of several rounds runs with it."""
+        """Plan, and let the client of a request leave while a step of several rounds runs with it, or fails (0)."""
         while len(self.model.flights) < self.config.depth:
             self._inner(PLAN)
             if self.moment.flight is None:
@@ -334,7 +336,7 @@ class EngineTrial(Trial):
         there = [row.life for row in flights[0].rows if row.is_present and not row.life.aborted] if flights else []
         if there and flights[0].rounds > 1 and not self._fails():
             self._inner(EngineTrial.abort(there[number % len(there)].name))
-            self._inner(EngineTrial.commit(rounds))
+            self._inner(EngineTrial.commit(rounds or 1_000) if rounds or not self.config.losses else LOSE)
 
     def _inner(self, operation: Operation) -> None:
         """Carry out an operation inside another one."""
@@ -397,8 +399,7 @@ class EngineTrial(Trial):
         if self._recovery is not None:
             m.loss = self._recovery.fail(model.flights, model.running())
         events = self.must(self.subject.lose, oldest.number)
-        model.lost = model.lost + model.flights
-        model.flights = []
+        model.lost, model.flights = model.lost + model.flights, []
         read_events(self, events)
         self._was_lost = True
         self._observe()
@@ -417,8 +418,7 @@ class EngineTrial(Trial):
         """Resume after a loss with a new device, which has no KV."""
         self.must(self.subject.restart)
         self.device.empty()
-        self.model.lost = []
-        self.model.committed = self.model.launched
+        self.model.lost, self.model.committed = [], self.model.launched
         self._observe()
         self.model.retractions_since_progress = 0
         self.model.decisions.append(("restart", self.moment.after.waiting))

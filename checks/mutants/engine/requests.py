@@ -188,6 +188,14 @@ class ReadsEachRoundAlone(OutputLog):
         return super()._text_before(record, record.prompt_len)
 
 
+@REQUESTS.breaks("ENGINE-13")
+class KeepsTheLeavingAtALoss(Requests):
+    """A request that leaves with its multi-step does not end when that is lost: the step counts as running."""
+
+    def end_leaving(self):
+        return [] if self.steps_are_lost else super().end_leaving()
+
+
 TWINS = Defects("engine", CoreEngine)
 """What only two runs show."""
 

@@ -256,6 +256,15 @@ class KeepsWhatOverlapNeeds(DecodeRounds):
 
 
 @WAITING.breaks("ENGINE-07")
+class CutsForWhoWaitsBehind(CoreEngine):
+    """A block ends at its next round whenever a request is aborted, also one that waits behind others."""
+
+    def abort(self, request):
+        self._interrupt(True)
+        return super().abort(request)
+
+
+@WAITING.breaks("ENGINE-07")
 class LetsTheAbortedRun(CoreEngine):
     """A block goes on for its rounds when one of its requests is aborted."""
 

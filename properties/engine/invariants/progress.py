@@ -21,7 +21,7 @@ MOST_PLANS_TO_ENTER = 2  # once the victims' slots are free: a round may be comm
 @checks("ENGINE-07", CONTRACT, "slots", on=("plan", "submit", "abort", "retract"))
 def what_fits_is_launched(m: EngineMoment) -> Outcome:
     if not m.asked:
-        return _multi_steps_that_go_on(m)
+        return _needless_cut(m) or _multi_steps_that_go_on(m)
     return (
         _needless_retraction(m)
         or _gave_way_in_vain(m)
@@ -207,6 +207,19 @@ def _gave_way_in_vain(m: EngineMoment) -> Finding | None:
             was = f"{given.victim.name} gave way, and in {given.num_plans} plans since nothing greater has entered"
             should = f"{' or '.join(life.name for life in given.gainers)} enters, or {given.victim.name} stays"
             return Finding(was, should, "it has lost its place, and nothing runs instead")
+    return None
+
+
+def _needless_cut(m: EngineMoment) -> Outcome:
+    """Return a finding if a step is cut short since a request was aborted that waited behind another of its class."""
+    life = m.ended_lives.get(getattr(m.operation, "request", ""))
+    if m.operation.tag != "abort" or life is None or life.name not in m.before.waiting or m.model.order_is_unknown:
+        return None
+    equals = [other for other in m.model.waiting() if other.wish.priority == life.wish.priority]
+    ahead = [other.name for other in equals if other.place < life.place]
+    if ahead and m.cuts:
+        was = f"steps to {m.interrupted} are cut short by the abort of {life.name}, which waits behind {ahead[0]}"
+        return Finding(was, "they go on: no plan could differ", "the host decides more often than it must")
     return None
 
 

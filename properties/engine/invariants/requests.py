@@ -203,10 +203,10 @@ def an_abort_releases_everything(m: EngineMoment) -> Outcome:
         life = _life(m, name)
         if life is not None and life.aborted and m.expected.get(name, ([], ""))[1] != "abort":
             return Finding(f"{name} is given tokens after its abort", "none", "its client is gone")
-    if m.committed is not None:
-        for row in m.committed.rows:
-            if row.life.leaving and row.life.is_live and row.is_present:
-                return Finding(f"{row.life.name} was aborted and lives on", "its end event", "the multi-step is over")
+    over = (m.committed,) if m.committed is not None else m.lost_flights
+    for row in [row for flight in over for row in flight.rows]:
+        if row.life.leaving and row.life.is_live and row.is_present:
+            return Finding(f"{row.life.name} was aborted and lives on", "its end event", "the multi-step is over")
     return True
 
 
