@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...core.errors import count_of
+from ...core.errors import ConfigError, count_of
 from ..options import in_panel, mode_of, option, print_document
 from ..terminal import EXIT_INTERRUPTED
 from .options import (
@@ -131,6 +131,16 @@ def footing(plan: BenchPlan, results: Sequence[ArmResult]) -> list[str]:
     return lines
 
 
+def _refuse_policy(given: str | None) -> None:
+    if given is not None:
+        message = (
+            "a cell has one batch, which is over long before a policy has learned, and each row of the table has one "
+            "number of steps; `foredraft generate --policy` decodes with a policy, and benchmarks/timing/hybrid.py "
+            "times confidence"
+        )
+        raise ConfigError.of("--policy", "", message)
+
+
 cells_option = in_panel("Cells")
 
 # fmt: off
@@ -161,6 +171,7 @@ Estimate = Annotated[str | None, option("--estimate",
     "Time nothing: print launches, bytes and expected times of a round on this GPU, part by part.", "GPU")]
 Twin = Annotated[bool, option("--twin",
     "Run a workload on the executor, and the same one in the simulator; print both side by side.")]
+NoPolicy = Annotated[str | None, option("--policy", "Refused, with the reason.", hidden=True, callback=_refuse_policy)]
 Warm = Annotated[bool, option("--warm",
     "Time nothing: compile the kernels of the cells on this GPU, so that the next run of them begins at once.")]
 # fmt: on
@@ -202,7 +213,7 @@ def bench(
     acceptance: Acceptance = None, batch_sizes: BatchSizes = "1,8,32", context_lengths: ContextLengths = "128,1024",
     output_tokens: OutputTokens = 128, prompts: Prompts = 4, repeat: Repeat = 3, processes: Processes = 1,
     against: Against = None, graphs: Graphs = None, seed: Seed = 0, estimate: Estimate = None, is_twin: Twin = False, is_warm: Warm = False,
-    as_json: AsJson = False, quiet: Quiet = False,
+    as_json: AsJson = False, quiet: Quiet = False, no_policy: NoPolicy = None,
 ) -> None:  # fmt: skip
     """Time decoding: batch sizes × context lengths × draft steps, each against plain decoding.
 

@@ -181,3 +181,8 @@ def test_the_options_are_the_plans(command, arguments, monkeypatch):
         device="cpu", dtype="float64", page_size=4, prompts=1, repeat=1, seed=5,
     )  # fmt: skip
     assert seen == [expected]
+
+
+def test_policies_are_not_timed_and_the_reason_is_said(refused):
+    said = refused("bench", "--random-weights", "smollm2-135m", "--policy", "goodput")
+    assert "--policy: a cell has one batch" in said and "generate --policy" in said
