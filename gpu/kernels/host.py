@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .tiles import HAS_NUMBA, OUTPUTS_OF_BLOCK, OUTPUTS_OF_TILE, VECTOR_BYTES, tile
+from .tiles import HAS_NUMBA as HAS_NUMBA
+from .tiles import OUTPUTS_OF_BLOCK, OUTPUTS_OF_TILE, VECTOR_BYTES, tile
 
 if HAS_NUMBA:
     import numba
