@@ -25,7 +25,7 @@ import numpy as np
 from .suffix import Lookup
 
 _PRIOR_TRIALS = 8.0
-_ROW_PRIOR_TRIALS = 1.5  # how little all rows weigh in the estimate of one: this text is known, and the next is not
+_ROW_PRIOR_TRIALS = 4.0  # how little all rows weigh in the estimate of one: this text is known, and the next is not
 _KEPT_PER_ROUND = 0.995  # of what is known of all rows
 _KEPT_PER_ROW_ROUND = 0.9  # of what is known of one row
 _MODEL_PRIOR = 0.75
