@@ -2,10 +2,10 @@
 
 Plain decoding multiplies one row with every matrix, a verify pass a handful: both take as long as the weights take to
 be read. With one thread, and for small weights with any number, kernels that Numba has compiled read the weights as
-they are stored (`kernels.host`). Prompts and large batches are multiplied by torch with the same memory. With several
-threads, without Numba, and for bfloat16 where the CPU has it, a large weight is given to oneDNN in its own blocked
-layout. A call of oneDNN costs some 13 µs before it begins, which is too much for small matrices. A weight is in memory
-once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
+they are stored, and 8-bit integers in blocks (`kernels.host`). Prompts and large batches are multiplied by torch with
+the same memory. With several threads, without Numba, and for bfloat16 where the CPU has it, a large weight is given to
+oneDNN in its own blocked layout. A call of oneDNN costs some 13 µs before it begins, which is too much for small
+matrices. A weight is in memory once, unless it is an embedding too, whose rows cannot be read from oneDNN's blocks.
 """
 
 from __future__ import annotations
