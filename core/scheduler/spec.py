@@ -269,7 +269,8 @@ def resolve_spec(
     """Resolve what a user chose; `config` comes back with the scheduling mode and its reason. Raises ConfigError and
     other ForedraftErrors."""
     policy, steps, table = _steps_of(algorithm, choice, backend.num_heads, read_file)
-    times, temperatures = None, ()
+    times: Costs | None = None
+    temperatures: tuple[float, ...] = ()
     if policy == "confidence":
         files = choice.round_times, choice.confidence_temperatures
         times, temperatures = load_files(*files, table.candidate_steps, choice.source, read_file)

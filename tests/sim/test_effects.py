@@ -82,6 +82,8 @@ CASES = [
     (["engine.batch_wait_tokens=0.5"], "engine.batch_wait_tokens", "batch_wait_rounds is 0"),
     (["front_end.first_chunk=interval"], "front_end.first_chunk", "stream_interval is 1"),
     ([*FIXED, "speculation.probe_backoff=false"], "speculation.probe_backoff", "the policy fixed"),
+    ([*FIXED, "speculation.confidence_temperatures={temperatures=[1.0, 1.0, 1.0]}"], "speculation.confidence_temperatures",
+     "makes no use of confidences"),
     (["workload.urgent_share=1.0", "engine.ageing_bound=4"], "engine.ageing_bound", "same priority"),
     (["workload.trace=azure.csv", "workload.rate=8.0"], "workload.rate", "trace"),
     (["workload.trace=azure.csv", "workload.output.value=9"], "workload.output.value", "trace"),

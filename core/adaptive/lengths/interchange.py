@@ -51,9 +51,11 @@ def load_files(
 ) -> tuple[PassCosts | None, tuple[float, ...]]:
     """Read the files that were given for rounds of these numbers of draft steps. `place`: where they were named, for
     messages. Raises ConfigError, also for round times with several numbers of steps."""
-    steps, times, found = candidates[-1], None, ()
+    steps = candidates[-1]
     if not steps:
         return None, ()
+    times: PassCosts | None = None
+    found: tuple[float, ...] = ()
     if round_times is not None:
         if len(candidates) > 1:
             message = f"are of one number of draft steps, and {list(candidates)} may be chosen: give steps alone"
@@ -127,7 +129,7 @@ def load_temperatures(
     """Read a temperature for each of `steps` draft positions. Raises ConfigError with all problems at once."""
     table, source = _table_of(given, place, read_file)
     problems = _problems_of_keys(table, ("temperatures",), NUMBERS)
-    found = table.get("temperatures")
+    found: Any = table.get("temperatures")
     if not problems and not (isinstance(found, list | tuple) and len(found) == steps):
         message = f"is {shown(found)}; expected a list of {steps}, one for each draft step"
         problems.append(Problem("temperatures", message))
