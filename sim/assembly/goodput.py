@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.adaptive import CostTable
 from ...core.adaptive.lengths.pass_costs import PassCosts
-from ...core.contract.step import PARKED_ROUND, PLAIN_ROUND, RoundShape
+from ...core.contract.step import PARKED_ROUND, RoundShape
 from ...core.errors import ConfigError
 from ...core.scheduler.spec import EngineSpec
 from ..cost.executor_steps import StepCost
@@ -52,21 +52,37 @@ def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
         {1, 2, 4, 8, 16, 32, 64, 128, 256, most} - {n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n > most}
     )
 
+    widest, unit_is_rows = most * deepest.nodes, cost.graph_unit == "rows"
+    captured_rows = tuple(cost.graph_sizes or ()) if unit_is_rows else ()
+    # By size of a pass: the rounds that have it. Where captured sizes count rows, all those that graphs compute.
+    shapes = {n: (min(n, most), deepest) for n in _token_sizes(widest)}
+    if captured_rows:
+        shapes = {n: shape for n, shape in shapes.items() if n > captured_rows[-1] * deepest.nodes or n == widest}
+        for steps in (0, *candidates):
+            shapes |= {size * (steps + 1): (size, RoundShape.chain(steps)) for size in captured_rows}
+
+    def target_ns(tokens: int, size: int, shape: RoundShape) -> int:
+        """Return the time of the target's pass over so many tokens, and of what follows it."""
+        parts = cost.decode_parts(size, shape, 0, tokens if shape.steps else None)
+        return sum(ns for name, ns in parts.items() if not name.startswith("draft"))
+
     def draft_ns(steps: int, size: int) -> int:
         shape = RoundShape.chain(steps)
-        return max(0, cost.decode_ns(size, shape, 0, size if steps else None) - cost.decode_ns(size, PLAIN_ROUND, 0))
+        verified = size * shape.nodes
+        round_ns = cost.decode_ns(size, shape, 0, verified if steps else None)
+        return max(0, round_ns - target_ns(verified, size, shape))
 
-    def verify_ns(tokens: int) -> int:
-        size = min(tokens, most)
-        round_ns = cost.decode_ns(size, deepest, 0, tokens)
-        return max(1, round_ns - draft_ns(deepest.steps, size)) + (
-            0 if spec.config.overlap else host.round_ns(size, size, size)
-        )
+    def verify_ns(tokens: int, size: int, shape: RoundShape) -> int:
+        rows = min(tokens, most)
+        waits_ns = 0 if spec.config.overlap else host.round_ns(rows, rows, rows)
+        return max(1, target_ns(tokens, size, shape) + waits_ns)
 
-    widest = most * deepest.nodes
-    sizes = sorted({*range(1, min(17, widest)), *(n for n in range(16, widest, 8) if n <= 512 or n % 64 == 0), widest})
-    captured = max((n for n in sizes if cost.is_captured(-(-n // deepest.nodes), deepest.nodes)), default=0)
-    verify = np.maximum.accumulate([verify_ns(n) for n in sizes]).tolist()
+    sizes = sorted(shapes)
+    if captured_rows:
+        captured = captured_rows[-1] * deepest.nodes
+    else:
+        captured = max((n for n in sizes if cost.is_captured(-(-n // deepest.nodes), deepest.nodes)), default=0)
+    verify = np.maximum.accumulate([verify_ns(n, *shapes[n]) for n in sizes]).tolist()
     read = 1_000_000
 
     def kv_token_ps(steps: int) -> int:
@@ -75,4 +91,11 @@ def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
 
     draft = tuple(tuple(draft_ns(steps, size) for size in rows) for steps in candidates)
     reading = tuple(kv_token_ps(steps) for steps in candidates)
-    return PassCosts(candidates, tuple(rows), draft, tuple(sizes), tuple(verify), reading, captured)
+    return PassCosts(
+        candidates, tuple(rows), draft, tuple(sizes), tuple(verify), reading, captured, captured_rows=captured_rows
+    )
+
+
+def _token_sizes(widest: int) -> list[int]:
+    """Return how many tokens a pass of up to `widest` has for which times are taken."""
+    return sorted({*range(1, min(17, widest)), *(n for n in range(16, widest, 8) if n <= 512 or n % 64 == 0), widest})

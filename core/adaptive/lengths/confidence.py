@@ -9,9 +9,8 @@ The host's confidences are those of the last result: of the round before in sync
 overlap mode. A row without any counts as certain. So the first rounds of a request verify all they may.
 
 The time of prompts does not count: an engine that emits more tokens a round has more newcomers, so their prompts take
-as much time for each token, whatever is verified. But a pass with prompts is too large for a graph. So the budget is
-chosen by the times of both kinds of passes, by the share of rounds that have prompts beside them. The steps are chosen
-by the times of rounds alone, since drafting beside prompts takes longer, too, and no table has that.
+as much time for each token, whatever is verified. But a pass with prompts is too large for a graph. So steps and budget
+are chosen by the times of both kinds of passes, by the share of rounds that have prompts beside them.
 
 Where a budget itself costs time (`PassCosts.budget_ns`, which sessions measure), rounds that verify all drafts without
 one may be better. Then the policy rests: it plans such rounds, ever more of them, and a round with a budget between
@@ -286,11 +285,12 @@ class ConfidencePolicy(RowBudgets):
         tokens = bs + np.concatenate([begin, np.cumsum(taken * survival.ravel()[order], axis=1)], axis=1)
         sizes = bs + np.concatenate([begin.astype(np.int64), np.cumsum(taken, axis=1)], axis=1)
         drafting, alone, eager = self._times.of(bs, kv_tokens, sizes)
-        best = (tokens / (drafting + alone + self._mixed * (eager - alone))).argmax(axis=1)
+        times = drafting + alone + self._mixed * (eager - alone)
+        best = (tokens / times).argmax(axis=1)
         self._budgets = dict(zip(self.config.candidate_steps, (np.diagonal(sizes[:, best]) - bs).tolist(), strict=True))
-        with_budget = (tokens / (drafting + alone + self.costs.budget_ns)).max(axis=1)
+        with_budget = (tokens / (times + self.costs.budget_ns)).max(axis=1)
         self._rates += share * (with_budget - self._rates)
-        self._gains += share * (with_budget * (drafting + alone)[:, -1] / tokens[:, -1] - self._gains)
+        self._gains += share * (with_budget * times[:, -1] / tokens[:, -1] - self._gains)
 
     def _rest_if_better(self, index: int, bs: int) -> None:
         """Let the next rounds verify all drafts without a budget, where that pays; ever longer while it does."""
@@ -349,8 +349,10 @@ class ConfidencePolicy(RowBudgets):
         self.curve.add(confidence[kept], nodes[kept], lens[kept])
         if not self._may_rest:
             return
-        if (nodes[kept] > steps).all():
-            self._whole.add(np.bincount(lens[kept] - 1, minlength=steps + 1).tolist())
+        planned = steps + 1 if step.row_nodes is None else step.row_nodes[kept]
+        if (nodes[kept] == planned).all():  # the budget left nothing out
+            whole = nodes[kept] > steps
+            self._whole.add(np.bincount(lens[kept][whole] - 1, minlength=steps + 1).tolist())
         else:
             self._whole.forget()
 
@@ -412,7 +414,7 @@ class _Times:
             np.array([costs.draft_time(steps, 1, 1000) - costs.draft_time(steps, 1) for steps in candidates]) / 1000
         )
         self._drafting: dict[int, np.ndarray] = {}
-        self._passes = np.zeros((2, 0))
+        self._passes = np.zeros((2, 0, 0))  # alone and beside prompts, by candidate and tokens
 
     def of_rounds(self, bs: int, kv_tokens: int) -> Float64Array:
         """Return the times of rounds that verify all drafts, by candidate."""
@@ -426,8 +428,10 @@ class _Times:
         if bs not in self._drafting:
             self._drafting[bs] = np.array([self._costs.draft_time(steps, bs) for steps in self._candidates])
         most = int(sizes[-1, -1])
-        if most >= self._passes.shape[1]:
+        if most >= self._passes.shape[2]:
             tokens = np.arange(2 * most + 1)
-            self._passes = np.stack([self._costs.verify_times(tokens), self._costs.eager_times(tokens)])
-        alone, eager = self._passes[:, sizes]
+            eager = self._costs.eager_times(tokens)
+            padded = [self._costs.padded(steps, tokens) for steps in self._candidates]
+            self._passes = np.stack([[self._costs.verify_times(computed), eager] for computed in padded], axis=1)
+        alone, eager = self._passes[:, np.arange(len(sizes))[:, None], sizes]
         return (self._drafting[bs] + kv_tokens * self._kv_token_ns)[:, None], alone, eager

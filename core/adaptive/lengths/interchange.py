@@ -118,7 +118,7 @@ def round_times_json(costs: PassCosts, steps: int, kv_tokens_per_row: int = 0) -
     # Of a staircase, the token behind a size takes the time of the next one.
     behind = [size + 1 for size in costs.tokens[:-1] if size <= costs.captured_tokens]
     tokens = sorted({*costs.tokens, *behind})
-    passes = costs.verify_times(np.array(tokens)) / 1e9
+    passes = costs.verify_times(costs.padded(steps, np.array(tokens))) / 1e9
     values = float(passes[0]), rows, drafting, tokens, (passes - passes[0]).tolist()
     return json.dumps(dict(zip(SUMS, values, strict=True)))
 

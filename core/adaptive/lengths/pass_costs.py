@@ -23,7 +23,7 @@ from ...errors import ConfigError, Problem
 from ..cost_table import CostTable
 
 _LARGEST = 1 << 53
-_OPTIONAL = ("beside_prompts", "budget_ns")
+_OPTIONAL = ("beside_prompts", "budget_ns", "captured_rows")
 NO_LIMIT = _LARGEST  # of captured tokens: a staircase without an end
 
 
@@ -36,8 +36,10 @@ class PassCosts:
     `verify_ns[j]`: the target's pass over `tokens[j]`, and what follows it. `captured_tokens`: the largest captured
     size, 0 without graphs. `kv_token_ps[i]`: picoseconds for each KV token that the batch reads, draft and target.
     `budget_ns`: what a budget adds to a round, whatever it is: confidences are computed, and rows are packed. 0: all
-    rounds have one. `beside_prompts`: whether the two greatest sizes say what rounds with prompts beside them take; if
-    not, these take the times of rounds alone.
+    rounds have one. `beside_prompts`: whether the greatest sizes say what rounds with prompts beside them take; if not,
+    these take the times of rounds alone. `captured_rows`: the captured sizes where they count rows, ascending: a pass
+    over t tokens of a round with s steps computes those of the first size × (s + 1) that holds them. Empty: sizes count
+    tokens.
     """
 
     steps: tuple[int, ...]
@@ -49,6 +51,7 @@ class PassCosts:
     captured_tokens: int = 0
     budget_ns: int = 0
     beside_prompts: bool = True
+    captured_rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         problems = _problems(self)
@@ -70,20 +73,33 @@ class PassCosts:
         eager = np.maximum(tokens, sizes[first]) if first < len(sizes) else tokens
         return np.where(tokens <= self.captured_tokens, stairs, _beyond(eager, self.tokens, times))
 
+    def padded(self, steps: int, tokens: np.ndarray) -> np.ndarray:
+        """Return how many tokens the passes of rounds with so many steps compute, of the shape of `tokens`."""
+        if not self.captured_rows:
+            return tokens
+        sizes, nodes = np.array(self.captured_rows), steps + 1
+        size = np.searchsorted(sizes, -(-tokens // nodes))
+        return np.where(size < len(sizes), sizes[np.minimum(size, len(sizes) - 1)] * nodes, tokens)
+
     def eager_times(self, tokens: np.ndarray) -> Float64Array:
         """Return the share of so many tokens, ns, in passes that prompts make larger than all captured sizes: the line
-        through the two greatest sizes."""
+        through the greatest size and the greatest that is no more than half of it. Between neighbours a pass takes
+        steps."""
         if not self.beside_prompts:
             return self.verify_times(tokens)
-        sizes = np.array(self.tokens[-2:])
-        times = self.verify_times(sizes)
-        slope = (times[-1] - times[0]) / max(sizes[-1] - sizes[0], 1)
-        return np.asarray(times[-1] + slope * (tokens - sizes[-1]), dtype=np.float64)
+        sizes = np.array(self.tokens)
+        half = max(int(np.searchsorted(sizes, sizes[-1] / 2, side="right")) - 1, 0)
+        ends = sizes[[half, -1]]
+        times = self.verify_times(ends)
+        slope = (times[1] - times[0]) / max(ends[1] - ends[0], 1)
+        return np.asarray(times[1] + slope * (tokens - ends[1]), dtype=np.float64)
 
     def to_json(self) -> dict[str, Any]:
         table = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.beside_prompts:
             del table["beside_prompts"]
+        if not self.captured_rows:
+            del table["captured_rows"]
         return table
 
     @classmethod
@@ -139,6 +155,9 @@ def _problems(table: PassCosts) -> list[Problem]:
             problems.append(Problem(name, f"is {getattr(table, name)!r}; expected an integer >= 0"))
     if type(table.beside_prompts) is not bool:
         problems.append(Problem("beside_prompts", f"is {table.beside_prompts!r}; expected true or false"))
+    rows = table.captured_rows
+    if not _are_integers(rows, 1) or any(a >= b for a, b in itertools.pairwise(rows)):
+        problems.append(Problem("captured_rows", f"is {rows!r}; expected ascending integers >= 1"))
     if problems:
         return problems
     if not _are_integers(table.kv_token_ps, 0) or len(table.kv_token_ps) != len(table.steps):
@@ -147,9 +166,9 @@ def _problems(table: PassCosts) -> list[Problem]:
         )
     if not _are_integers(table.verify_ns, 1) or len(table.verify_ns) != len(table.tokens):
         problems.append(Problem("verify_ns", f"expected {len(table.tokens)} integers >= 1 (ns), one for each size"))
-    rows = table.draft_ns
-    if not isinstance(rows, tuple) or len(rows) != len(table.steps):
+    drafts = table.draft_ns
+    if not isinstance(drafts, tuple) or len(drafts) != len(table.steps):
         return [*problems, Problem("draft_ns", f"expected {len(table.steps)} rows, one for each number of steps")]
     sizes = len(table.batch_sizes)
-    wrong = [i for i, row in enumerate(rows) if not _are_integers(row, 0) or len(row) != sizes]
+    wrong = [i for i, row in enumerate(drafts) if not _are_integers(row, 0) or len(row) != sizes]
     return problems + [Problem(f"draft_ns[{i}]", f"expected {sizes} integers >= 0 (ns)") for i in wrong]

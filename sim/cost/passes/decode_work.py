@@ -24,7 +24,7 @@ class DecodeWork(NamedTuple):
 
 def verified_of(decode: DecodeStep) -> int | None:
     """Return `DecodeWork.num_verified` of a decode step."""
-    return None if decode.row_nodes is None else decode.num_verify_tokens
+    return None if decode.row_nodes is None and decode.budget is None else decode.num_verify_tokens
 
 
 PARKED_PROMPTS = DecodeWork(0, PARKED_ROUND, 0)

@@ -10,7 +10,13 @@ import pytest
 from foredraft.core.acceptance.confidence import CONFIDENCE_BIAS, CONFIDENCE_SLOPE
 from foredraft.core.acceptance.process import FixedMeanAcceptance, GaussianAcceptance
 from foredraft.core.adaptive.controller import build_controller
-from foredraft.core.adaptive.lengths.confidence import FIRST_REST, ROUNDS_PER_LOOK, AcceptanceCurve, ConfidencePolicy
+from foredraft.core.adaptive.lengths.confidence import (
+    FIRST_REST,
+    ROUNDS_PER_LOOK,
+    ROUNDS_TO_KNOW,
+    AcceptanceCurve,
+    ConfidencePolicy,
+)
 from foredraft.core.adaptive.lengths.pass_costs import PassCosts, costs_from_json
 from foredraft.core.adaptive.lengths.survival import acceptance_of
 from foredraft.core.contract.step import DecodeResult, DecodeStep, MultiStepEnd, RoundShape
@@ -193,9 +199,41 @@ def test_verify_times_are_stairs_and_then_lines():
     assert costs_from_json(costs.to_json(), "a log") == costs
 
 
+def test_graphs_that_count_rows_have_stairs_for_each_number_of_steps():
+    costs = replace(COSTS, captured_rows=(1, 2, 4))
+    assert costs.padded(1, np.array([1, 2, 3, 5, 8, 9])).tolist() == [2, 2, 4, 8, 8, 9]
+    assert costs.padded(3, np.array([1, 5, 9, 16, 17])).tolist() == [4, 8, 16, 16, 17]
+    assert COSTS.padded(3, np.array([5])).tolist() == [5]
+    assert costs_from_json(costs.to_json(), "a log") == costs
+
+
+def test_a_token_beside_prompts_costs_what_it_does_over_half_of_all_sizes():
+    """The last two sizes may be steps of one stair, whose slope says nothing."""
+    costs = PassCosts((0,), (1,), ((0,),), (1, 8, 16, 30, 32), (100, 150, 200, 360, 360), (5,), 32)
+    assert costs.eager_times(np.array([0, 16, 32])).tolist() == [40, 200, 360]
+
+
+def test_rows_near_their_end_do_not_keep_the_policy_from_choosing():
+    """With `verify = remaining` some row of nearly every round has fewer nodes than the shape."""
+    policy = policy_of(replace(COSTS, budget_ns=50))
+    step = DecodeStep(ROWS.astype(np.int32), EPOCHS, EPOCHS, EPOCHS, RoundShape.chain(3), 1)
+    nodes = np.array([4, 2], np.int32)
+    lens, ended, values = np.array([[4, 1]], np.int32), np.zeros(2, bool), np.full((1, 2, 3), 0.9, np.float32)
+    end = MultiStepEnd.MAX_ROUNDS
+    result = DecodeResult(1, lens, None, ended, end, row_nodes=nodes[None], confidence=values)
+    for _ in range(ROUNDS_TO_KNOW):
+        policy.look(ROWS, EPOCHS, 0, nodes - 1)
+        policy.take(replace(step, row_nodes=nodes), result, np.ones(2, bool))
+    assert not policy._is_new
+    assert policy._whole._accepted[1] == policy._whole._rows[1], "rows that may not verify all do not count"
+    policy.take(replace(step, row_nodes=np.array([4, 4], np.int32)), result, np.ones(2, bool))
+    assert policy._whole._deepest[1] == ROUNDS_TO_KNOW, "a round whose budget left drafts out does not count"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
+        ("captured_rows", [4, 4], "captured_rows.*ascending"),
         ("tokens", [4, 1], "tokens.*ascending"),
         ("verify_ns", [1], "verify_ns.*4 integers"),
         ("draft_ns", [], "draft_ns.*1 rows"),

@@ -21,7 +21,7 @@ from foredraft.observe.encoding import LineEncoder
 from foredraft.observe.log import EventLog
 from foredraft.observe.replay import replay
 from foredraft.sim.assembly import Assembly, assemble
-from foredraft.sim.cost.passes.decode_work import DecodeWork
+from foredraft.sim.cost.passes.decode_work import DecodeWork, verified_of
 from foredraft.sim.running.run import Simulation
 from foredraft.sim.scenario_file import load_scenario
 
@@ -112,6 +112,28 @@ def test_a_packed_pass_is_priced_by_its_tokens():
     assert packed == sorted(packed) and packed[-1] < whole == none
     beside = [cost.step_ns([(512, 0)], DecodeWork(32, CHAIN, 32_000, tokens)) for tokens in (100, 200, None)]
     assert beside == sorted(beside) and beside[0] < beside[-1]
+
+
+def test_a_budget_beside_prompts_is_priced_by_what_it_verifies():
+    decode = replace(planned_by_budget().decode, row_nodes=None)
+    assert verified_of(decode) == 3 + 4
+    assert verified_of(replace(decode, budget=None)) is None
+
+
+@pytest.mark.parametrize("clients", [5, 32, 128])
+def test_the_table_of_passes_has_the_times_of_rounds(clients: int):
+    """Rounds that verify all drafts take what drafting and verifying take in the table of the policy confidence."""
+    run = assemble(load_scenario(None, ["speculation.algorithm=EAGLE3", "speculation.policy=confidence"])[0])
+    table = run.spec.cost_table
+    for steps in table.steps[1:]:
+        nodes, shape = steps + 1, RoundShape.chain(steps)
+        for size in table.batch_sizes:
+            tokens = table.padded(steps, np.array([size * nodes]))
+            ours = table.draft_time(steps, size) + table.verify_times(tokens)[0]
+            assert ours == pytest.approx(run.cost.decode_ns(size, shape, 0, size * nodes), rel=0.005)
+        cut = clients * nodes - clients // 2
+        ours = table.draft_time(steps, clients) + table.verify_times(table.padded(steps, np.array([cut])))[0]
+        assert ours == pytest.approx(run.cost.decode_ns(clients, shape, 0, cut), rel=0.005)
 
 
 def test_shortened_rows_teach_nothing():
