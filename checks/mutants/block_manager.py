@@ -361,8 +361,8 @@ class HandsOutTheNewest(PlainBlockManager):
 
 @MANAGER.breaks("BLOCKS-09")
 class ReadsACoarseClock(PlainBlockManager):
-    """The time of the last use is a whole number of thirty: of pages used within these the lowest goes first, whatever
-    the order was."""
+    """The time of the last use is counted in hundreds: of pages used within the same hundred the lowest goes first,
+    whatever the order was."""
 
     def __init__(self, config):
         super().__init__(config)
@@ -371,7 +371,7 @@ class ReadsACoarseClock(PlainBlockManager):
     def give_back(self, page):
         super().give_back(page)
         self.now += 1
-        self.used[page] = self.now // 30
+        self.used[page] = self.now // 100
         self.free.sort(key=lambda free: (self.used[free], free))
 
 

@@ -99,7 +99,7 @@ def decoder_pass_bytes(model: Decoder, num_tokens: int) -> int:
     moe = sharded(model.config, model.shard).moe
     if moe is not None:
         products = (one for module in model.modules() for one in getattr(module, "expert_projections", ()))
-        experts = sum(one.parameter.nbytes if one.coded is None else one.coded.nbytes for one in products)
+        experts = sum(one.nbytes for one in products)
         # Tokens choose k of E experts; with even routing an expert is missed by all of them with this probability.
         missed = (1 - moe.top_k / moe.num_experts) ** num_tokens
         total -= int(missed * experts)
@@ -112,7 +112,7 @@ def head_pass_bytes(head: DraftHead, target: Decoder) -> int:
     total = head.weight_bytes
     if head.embed_weight is not None:
         total -= head.embed_weight.nbytes
-    lm_head = target.output_embedding if head.lm_head_weight is None else head.lm_head_weight
+    lm_head = (target if head.lm_head_weight is None else head).projections[0]
     outputs = head.num_heads if isinstance(head, MultiLayerEagleHeads) else 1
     return total + (outputs if head.lm_head_weight is None else outputs - 1) * lm_head.nbytes
 

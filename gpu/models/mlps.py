@@ -243,6 +243,10 @@ class ExpertProjection:
         self.parameter, self._bias, self._ops = weight, bias, ops
         self.coded: CodedWeight | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return self.parameter.nbytes if self.coded is None else self.coded.nbytes
+
     def keep(self, coded: CodedWeight) -> None:
         self.coded = coded
 

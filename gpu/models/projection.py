@@ -74,6 +74,10 @@ class WeightProduct(Protocol):
     @property
     def coded(self) -> CodedWeight | None: ...
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes that a whole product reads of the weight, in the numbers in which it is kept."""
+
     def keep(self, coded: CodedWeight) -> None:
         """Multiply with `coded` from now on, which has the parameter's shape and device."""
 
@@ -135,6 +139,14 @@ class Projection:
     @property
     def parameter(self) -> Tensor:
         return self._weight
+
+    @property
+    def nbytes(self) -> int:
+        if self.coded is not None:
+            return self.coded.nbytes
+        if self.layout == INT8:  # a scale of 4 bytes for each output
+            return self._weight.numel() + 4 * len(self._weight)
+        return self._weight.nbytes
 
     def keep(self, coded: CodedWeight) -> None:
         product, bias = self._product, self._bias

@@ -127,6 +127,7 @@ def initialize(model: nn.Module, seed: int, std: float = 0.02) -> None:
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """Return bytes of all weights that the model itself owns, those in stored numbers included."""
-    coded = {id(one.parameter): one.coded.nbytes for one in products_of(model) if one.coded is not None}
-    return sum(coded.get(id(parameter), parameter.nbytes) for parameter in model.parameters())
+    """Return bytes of all weights that the model itself owns, in the numbers that products read. Of embeddings that are
+    the LM head, too, only the head's numbers are counted."""
+    multiplied = {id(one.parameter): one.nbytes for one in products_of(model)}
+    return sum(multiplied.get(id(parameter), parameter.nbytes) for parameter in model.parameters())

@@ -11,6 +11,7 @@ from foredraft.core.errors import ConfigError
 from foredraft.gpu.kernels import host
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import random_weights
+from foredraft.gpu.measure.floor import decoder_pass_bytes
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.projection import (
     BLOCKS,
@@ -191,6 +192,9 @@ def test_large_weights_become_integers_when_asked_for(monkeypatch: pytest.Monkey
     owned = [p for module in rounded.modules() for p in getattr(module, "projections", ())]
     assert {p.layout for p in owned} > {INT8}
     assert all((p.layout == INT8) == (p._weight.numel() > 48 * 64) for p in owned)
+    in_integers = [p._weight for p in owned if p.layout == INT8]
+    saved = sum(3 * weight.numel() - 4 * len(weight) for weight in in_integers)  # 4 bytes for the scale of each row
+    assert rounded.weight_bytes == plain.weight_bytes - saved == decoder_pass_bytes(rounded, 1)
     tokens = tokens_of(9) % 70
     expected, out = (model(tokens, DenseAttention([9])).hidden for model in (plain, rounded))
     error = (rounded.logits(out) - plain.logits(expected)).norm() / plain.logits(expected).norm()
