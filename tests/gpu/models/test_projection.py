@@ -9,9 +9,9 @@ import torch
 from family_shapes import SHAPES
 from foredraft.core.errors import ConfigError
 from foredraft.gpu.kernels import host
+from foredraft.gpu.measure.floor import decoder_pass_bytes
 from foredraft.gpu.models import projection
 from foredraft.gpu.models.checkpoint import random_weights
-from foredraft.gpu.measure.floor import decoder_pass_bytes
 from foredraft.gpu.models.config import LLAMA, QWEN3_MOE, ModelConfig, MoeConfig
 from foredraft.gpu.models.projection import (
     BLOCKS,
