@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from ....core.model_shape import BlockParts, read_block_config, replace_missing
+from ....core.model_shape import BlockParts, family_of_type, read_block_config, read_sizes, replace_missing
 from ....core.model_shape.block_heads import DFLASH, DFLASH2, DSPARK
 from ....core.parsing import ConfigReader
 from ..config import ModelConfig, quantization_of, read_model_config
@@ -84,6 +84,8 @@ def _layers(reader: ConfigReader, target: ModelConfig) -> ConfigReader:
     if isinstance(kinds, list):
         own["use_sliding_window"] = _WINDOWED in kinds
     missing = {"max_position_embeddings": target.max_position_embeddings}
+    if family_of_type(reader.get("model_type")) not in (None, "qwen3"):  # whose heads have 128 channels without the key
+        missing["head_dim"] = read_sizes(reader, None)["head_dim"]
     return replace_missing(reader.with_data({**reader.data, **own}), **missing)
 
 

@@ -122,6 +122,15 @@ def test_both_published_forms_say_the_same():
     assert replace(again, settings={}) == replace(other, settings={})
 
 
+@pytest.mark.parametrize(("model_type", "channels"), [(None, 128), ("qwen3", 128), ("llama", 4), ("qwen2", 4)])
+def test_heads_without_a_size_have_that_of_the_model_type(model_type, channels):
+    config = {key: value for key, value in PUBLISHED.items() if key != "head_dim"} | {"model_type": model_type}
+    assert HeadConfig.from_dict(config, "DFLASH", small_config()).model.head_dim == channels
+    with pytest.raises(ConfigError, match="hidden_size: 16 is no multiple of the 3 heads, and head_dim is not given"):
+        whole = {**config, "model_type": "llama", "num_attention_heads": 3, "num_key_value_heads": 3}
+        HeadConfig.from_dict(whole, "DFLASH", small_config())
+
+
 @pytest.mark.parametrize(
     ("algorithm", "changes", "message"),
     [

@@ -8,7 +8,7 @@ from foredraft.gpu.selftest.steps import Context
 from foredraft.gpu.types.session_options import TRITON
 
 
-@pytest.mark.fast(ci="DFLASH")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IN_ONE_PASS)
 def test_drafts_are_those_of_float64(tmp_path, name):
     assert "drafts are those of float64" in same_drafts(Context("cpu", tmp_path, TRITON), name).text
