@@ -63,7 +63,8 @@ def simulate(
     host_jitter = HostJitter.of(host_spread, seed, 0)
     device = SimulatedDevice(cost, spec.config.max_running, acceptance, lambda *shape: acceptance, jitter)
     engine = spec.make_engine(events.append)
-    work = HostWork(host, not engine.config.overlap, host_jitter)
+    has_look_ups = engine.algorithm.has_look_ups
+    work = HostWork(host, not engine.config.overlap, host_jitter, has_look_ups=has_look_ups)
     actor = EngineActor(env, 0, engine, device, work, ended)
     for one in asked if concurrency is None else asked[:concurrency]:
         call_at(env, one.due_ns if concurrency is None else 0, send)

@@ -107,8 +107,10 @@ class RoundModel:
         if self.output_len is not None and run.prefill is None:  # else other devices compute the prompts
             prompt_len = max(1, round(context_len - self.output_len / 2))
             prompt_ns = _prompt_ns(run, prompt_len, work) / self.output_len
-        overlap = run.spec.config.overlap
-        return PricedRound(batch_size, context_len, work.shape, parts, host_ns, overlap, accept_length, prompt_ns)
+        overlap, late_ns = run.spec.config.overlap, run.host.late_ns(batch_size, run.algorithm.has_look_ups)
+        return PricedRound(
+            batch_size, context_len, work.shape, parts, host_ns, overlap, accept_length, prompt_ns, late_ns
+        )
 
     def accept_length(self, shape: RoundShape) -> float:
         """Return the mean accept length of rounds of this shape, bonus token included.

@@ -5,6 +5,9 @@ cpu     plan k │ launch │ commit k−1 │ plan k+1 │ launch │ commit k 
 device         └───────── run k ───────────────┘└────── run k+1 ────
 ```
 
+Look-ups need the tokens of the step before: k + 1 is planned while k runs, and launched when it has ended, before it is
+committed. Nothing hides this launch.
+
 Host time is charged per round. In a multi-step it is charged as if the rounds were single steps, although the next
 round is not planned there. The one step that is planned while a multi-step runs (its *tail*) is charged as the round
 after the multi-step.
@@ -44,6 +47,8 @@ class StepFlight:
     step: Step
     launched_ns: int | None
     host_ns: int  # planning and launching it, on average
+    late_ns: int = 0  # of that, when the step before has ended
+    waits: bool = False  # for that end
     drawn: DrawnRounds | None = None
 
 
@@ -207,17 +212,19 @@ class EngineActor:
         batch_size = (len(step.prefill.rows) if step.prefill is not None else 0) + (
             len(step.decode.rows) if step.decode is not None else 0
         )
-        host_ns = self.host.mean_launch_ns(batch_size)
+        host_ns, late_ns = self.host.mean_launch_ns(batch_size), self.host.mean_late_ns(batch_size)
         self.device.open_rows(step.joins)
         self.intake.launched(step)
         if self._flights and self._is_multi_step(self._flights[0]):
-            self._flights.append(StepFlight(step, None, host_ns))
+            self._flights.append(StepFlight(step, None, host_ns, late_ns))
             self._tail_planned_ns = self.env.now
             return
         # The steps in flight run one round each.
-        taken_ns = self.host.launch_ns(self.device.num_run + len(self._flights), host_ns)
+        waits = late_ns > 0 and bool(self._flights)
+        charged_ns = host_ns - late_ns if waits else host_ns
+        taken_ns = self.host.launch_ns(self.device.num_run + len(self._flights), charged_ns)
         self._cpu_free_ns = self.env.now + taken_ns
-        self._flights.append(StepFlight(step, self._cpu_free_ns, host_ns))
+        self._flights.append(StepFlight(step, self._cpu_free_ns, host_ns, late_ns, waits))
         self._spans.add_host("plan", step, self.env.now, taken_ns)
 
     def _is_multi_step(self, flight: StepFlight) -> bool:
@@ -327,13 +334,24 @@ class EngineActor:
         started_ns = self._start_ns(flight)
         self._device_free_ns = started_ns + device_ns
         self.ran_ns = (started_ns, self._device_free_ns)
-        committing_ns = max(self._cpu_free_ns, self._device_free_ns)
+        committing_ns = self._launch_waiting(number, max(self._cpu_free_ns, self._device_free_ns))
         commit_ns = self.host.commit_ns(number, step.decode, tokens)
         self._cpu_free_ns = committing_ns + commit_ns
         device.busy_ns += device_ns
         self._spans.add_device(step, started_ns, device_ns, 1)
         self._spans.add_host("commit", step, committing_ns, commit_ns)
         return StepResult(step.step_id, prefill, decode, np.array([self._cpu_free_ns], dtype=np.int64))
+
+    def _launch_waiting(self, number: int, now_ns: int) -> int:
+        """Launch the step that waits for the end of the oldest one, if there is one. Returns when the CPU is free
+        again. `number`: of the oldest step's round."""
+        if len(self._flights) < 2 or not self._flights[1].waits:
+            return now_ns
+        behind = self._flights[1]
+        taken_ns = self.host.launch_ns(number + 1, behind.late_ns)
+        behind.launched_ns = launched_ns = now_ns + taken_ns
+        self._spans.add_host("launch", behind.step, now_ns, taken_ns)
+        return launched_ns
 
     # -- a multi-step -------------------------------------------------------------------------------------------------
 
@@ -347,10 +365,12 @@ class EngineActor:
         started_ns = self._start_ns(flight)
         number = self.device.num_run
         commit_ns = self.host.commits_ns(number, decode, drawn)
-        launch_ns = self.host.launches_ns(number, flight.host_ns, drawn.rounds)
         if has_tail:
-            times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, launch_ns)
+            plan_ns = self.host.launches_ns(number, flight.host_ns - flight.late_ns, drawn.rounds)
+            late_ns = self.host.launches_ns(number, flight.late_ns, drawn.rounds) if flight.late_ns else 0
+            times = overlap_times(started_ns, self._tail_planned_ns, drawn.device_ns, commit_ns, plan_ns, late_ns)
         else:
+            launch_ns = self.host.launches_ns(number, flight.host_ns, drawn.rounds)
             times = synchronous_times(started_ns, drawn.device_ns, commit_ns, launch_ns)
         running = RunningMultiStep(times, drawn.rounds)
         if self.intake.is_waiting:

@@ -30,17 +30,25 @@ STEADY_HOST = HostJitter(STEADY, STEADY)
 class HostWork:
     """The thread's work on the steps of one engine. All times are nanoseconds; `number` counts the rounds before.
 
-    `reads_acceptance`: the host reads what was accepted before it goes on, as in synchronous mode.
+    `reads_acceptance`: the host reads what was accepted before it goes on, as in synchronous mode. `has_look_ups`: a
+    step is launched only when the tokens of the step before are known.
     """
 
-    def __init__(self, cost: HostCost, reads_acceptance: bool, jitter: HostJitter = STEADY_HOST) -> None:
+    def __init__(
+        self, cost: HostCost, reads_acceptance: bool, jitter: HostJitter = STEADY_HOST, *, has_look_ups: bool = False
+    ) -> None:
         self.cost = cost
         self.jitter = jitter
         self._reads_acceptance = reads_acceptance
+        self._has_look_ups = has_look_ups
 
     def mean_launch_ns(self, batch_size: int) -> int:
         """Return the time to plan and launch a step, on average."""
         return self.cost.plan_ns(batch_size) + self.cost.launch_ns(batch_size)
+
+    def mean_late_ns(self, batch_size: int) -> int:
+        """Return the part of `mean_launch_ns` that begins only when the tokens of the step before are known."""
+        return self.cost.late_ns(batch_size, self._has_look_ups)
 
     def launch_ns(self, number: int, mean_ns: int) -> int:
         """Return the time to plan and launch a step that takes `mean_ns` on average."""

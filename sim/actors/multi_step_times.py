@@ -47,12 +47,23 @@ def synchronous_times(
 
 
 def overlap_times(
-    start_ns: int, planned_ns: int, device_ns: np.ndarray, commit_ns: np.ndarray, host_ns: int | np.ndarray
+    start_ns: int,
+    planned_ns: int,
+    device_ns: np.ndarray,
+    commit_ns: np.ndarray,
+    host_ns: int | np.ndarray,
+    late_ns: int | np.ndarray = 0,
 ) -> MultiStepTimes:
-    """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed."""
+    """Return the times of rounds of which j + 1 is planned and launched while j runs, and before j is committed.
+    `late_ns`: a further part of the launch, which begins only when j has ended."""
     first_end_ns = start_ns + int(device_ns[0])
     second_launch_ns = planned_ns + (host_ns if isinstance(host_ns, int) else int(host_ns[0]))
-    if second_launch_ns <= first_end_ns and not np.count_nonzero((device_ns - host_ns)[1:] < commit_ns[:-1]):
+    is_late = not isinstance(late_ns, int) or late_ns > 0
+    if (
+        not is_late
+        and second_launch_ns <= first_end_ns
+        and not np.count_nonzero((device_ns - host_ns)[1:] < commit_ns[:-1])
+    ):
         # The device is never kept waiting.
         device_end_ns = first_end_ns + np.add.accumulate(device_ns) - device_ns[0]
         commit_end_ns = device_end_ns + commit_ns
@@ -62,15 +73,17 @@ def overlap_times(
         next_launch_ns += host_ns
         return MultiStepTimes(device_end_ns, commit_end_ns, next_launch_ns)
     ends, commits, launches = [], [], []
-    end_ns, launch_ns = first_end_ns, second_launch_ns  # of round j, and of round j + 1
+    end_ns, ready_ns = first_end_ns, second_launch_ns  # of round j, and of round j + 1 without the late part
     next_runs = [*device_ns[1:].tolist(), 0]  # round j + 1 on the device
     next_hosts = (
         [host_ns] * len(device_ns) if isinstance(host_ns, int) else [*host_ns[1:].tolist(), 0]
     )  # planning j + 2
-    for run_ns, cost_ns, plan_ns in zip(next_runs, commit_ns.tolist(), next_hosts, strict=True):
+    lates = np.broadcast_to(late_ns, device_ns.shape).tolist()
+    for run_ns, cost_ns, plan_ns, wait_ns in zip(next_runs, commit_ns.tolist(), next_hosts, lates, strict=True):
+        launch_ns = max(ready_ns, end_ns) + wait_ns
         ends.append(end_ns)
         launches.append(launch_ns)
-        commits.append(max(launch_ns, end_ns) + cost_ns)
-        end_ns = max(end_ns, launch_ns) + run_ns
-        launch_ns = commits[-1] + plan_ns
+        commits.append(launch_ns + cost_ns)
+        end_ns = launch_ns + run_ns
+        ready_ns = commits[-1] + plan_ns
     return MultiStepTimes(np.array(ends), np.array(commits), np.array(launches))

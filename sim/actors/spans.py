@@ -23,7 +23,7 @@ class EngineSpans:
         self._sink = sink
 
     def add_host(self, what: str, step: Step, start_ns: int, duration_ns: int) -> None:
-        """Add work of the scheduler on `step`: "plan" or "commit"."""
+        """Add work of the scheduler on `step`: "plan", "launch" of a step that waited, or "commit"."""
         if self._sink is not None:
             self._sink.span(self._replica, "scheduler", what, start_ns, duration_ns, {"step": step.step_id})
 

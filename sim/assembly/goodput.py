@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-
 import numpy as np
 
 from ...core.adaptive import CostTable
@@ -12,14 +10,14 @@ from ...core.contract.step import PARKED_ROUND, RoundShape
 from ...core.errors import ConfigError
 from ...core.scheduler.spec import EngineSpec
 from ..cost.executor_steps import StepCost
-from ..cost.host import HostCost
+from ..cost.host import HostCost, whole_round_ns
 from ..cost.round import RoundCost
 
 
 def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> CostTable:
     """Return round times for the goodput policy: the device's time, with the host beside it (overlap) or after it. A
     draft with KV may be parked: then 0 steps have the times of a parked draft, and a return its price."""
-    most, shapes = spec.config.max_running, spec.draft_shape
+    most, shapes, has_look_ups = spec.config.max_running, spec.draft_shape, spec.make_algorithm().has_look_ups
     parks = isinstance(cost, RoundCost) and cost.keep_draft_warm and cost.draft is not None and not cost.draft.on_host
     sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16, *range(24, most, 8), most} - {n for n in range(17) if n > most})
     round_ns, kv_token_ps = [], []
@@ -28,8 +26,9 @@ def cost_table(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
         device = [cost.decode_ns(size, shape, 0) for size, shape in zip(sizes, rounds, strict=True)]
         overlap = spec.config.overlap
         hosts = [host.round_ns(size, size, size if steps and not overlap else 0) for size in sizes]
-        combine = max if overlap else operator.add
-        round_ns.append(tuple(map(combine, device, hosts)))
+        lates = [host.late_ns(size, has_look_ups) for size in sizes]
+        each = zip(device, hosts, lates, strict=True)
+        round_ns.append(tuple(whole_round_ns(one, beside, overlap, late) for one, beside, late in each))
         read = 1_000_000
         kv_token_ps.append((cost.decode_ns(sizes[-1], rounds[-1], read) - device[-1]) * 1000 // read)
     chunk = spec.config.chunk_size
@@ -47,6 +46,7 @@ def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
     if isinstance(spec.cost_table, PassCosts):
         return spec.cost_table
     most, candidates = spec.config.max_running, spec.adaptive.candidate_steps
+    has_look_ups = spec.make_algorithm().has_look_ups
     deepest = RoundShape.chain(candidates[-1])
     rows = sorted(
         {1, 2, 4, 8, 16, 32, 64, 128, 256, most} - {n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n > most}
@@ -74,7 +74,8 @@ def pass_costs(spec: EngineSpec, cost: RoundCost | StepCost, host: HostCost) -> 
 
     def verify_ns(tokens: int, size: int, shape: RoundShape) -> int:
         rows = min(tokens, most)
-        waits_ns = 0 if spec.config.overlap else host.round_ns(rows, rows, rows)
+        late_ns = host.late_ns(rows, has_look_ups)
+        waits_ns = late_ns if spec.config.overlap else host.round_ns(rows, rows, rows)
         return max(1, target_ns(tokens, size, shape) + waits_ns)
 
     sizes = sorted(shapes)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.contract.step import RoundShape
 from ...observe.rates import rate_of
+from ..cost.host import whole_round_ns
 from .assembly import Assembly
 from .confidence import factors_of_rounds
 
@@ -27,6 +28,7 @@ class PricedRound:
         accept_length: Tokens that a request gets of the round on average.
         prompt_ns: Nanoseconds on the device for prompts per output token of a request: the time of its prompt over its
             output length; 0 to look at decoding alone.
+        late_ns: The part of `host_ns` in which the device waits, where they overlap (`HostCost.late_ns`).
     """
 
     batch_size: int
@@ -37,6 +39,7 @@ class PricedRound:
     is_overlapped: bool
     accept_length: float
     prompt_ns: float = 0.0
+    late_ns: int = 0
 
     @property
     def device_ns(self) -> int:
@@ -45,7 +48,7 @@ class PricedRound:
     @property
     def total_ns(self) -> int:
         """Nanoseconds from one round to the next."""
-        return max(self.device_ns, self.host_ns) if self.is_overlapped else self.device_ns + self.host_ns
+        return whole_round_ns(self.device_ns, self.host_ns, self.is_overlapped, self.late_ns)
 
     @property
     def tokens_per_s(self) -> float:
@@ -82,7 +85,8 @@ def mean_round(run: Assembly, summary: Mapping[str, Any]) -> PricedRound:
     accept_length = summary.get("accept_length") or 1.0
     verified = batch if steps and not spec.config.overlap else 0
     host_ns = run.host.round_ns(batch, round(batch * accept_length), verified)
-    return PricedRound(batch, context, shape, parts, host_ns, spec.config.overlap, accept_length)
+    late_ns = run.host.late_ns(batch, run.algorithm.has_look_ups)
+    return PricedRound(batch, context, shape, parts, host_ns, spec.config.overlap, accept_length, late_ns=late_ns)
 
 
 def round_of_run(run: Assembly, summary: Mapping[str, Any]) -> dict[str, Any]:

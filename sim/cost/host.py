@@ -66,6 +66,11 @@ class HostCost:
         rows_ns = (self.launch_row_ns + self.sampling_row_ns) * batch_size
         return self.launch_base_ns + self.sampling_base_ns + rows_ns
 
+    def late_ns(self, batch_size: int, has_look_ups: bool) -> int:
+        """Return the time of a round in which the device waits although it overlaps with the host: look-ups need the
+        tokens of the round before, so nothing runs while their round is launched. 0 for other drafts."""
+        return self.launch_ns(batch_size) if has_look_ups else 0
+
     def commit_ns(self, batch_size: int, tokens: int, verified_rows: int = 0) -> int:
         """Return the time to process a step's results: `tokens` emitted over `batch_size` rows. `verified_rows`: the
         rows with drafts, of a synchronous engine alone."""
@@ -166,6 +171,11 @@ def host_preset(name: str) -> HostCost:
         known = ", ".join(HOST_PRESETS)
         raise UnknownHostPreset(f"unknown host preset {name!r}{nearest_name(key, HOST_PRESETS)}; known: {known}")
     return HOST_PRESETS[key]
+
+
+def whole_round_ns(device_ns: int, host_ns: int, is_overlapped: bool, late_ns: int = 0) -> int:
+    """Return the time from one round to the next. `late_ns`: what `HostCost.late_ns` returns, a part of `host_ns`."""
+    return late_ns + max(device_ns, host_ns - late_ns) if is_overlapped else device_ns + host_ns
 
 
 @dataclass(frozen=True, slots=True)

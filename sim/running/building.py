@@ -107,7 +107,12 @@ class ServiceBuilder:
         device = SimulatedDevice(
             assembly.cost, num_rows, assembly.acceptance, self._tree_process, jitter, assembly.host_link
         )
-        host = HostWork(assembly.host, not engine.config.overlap, HostJitter.of(hardware.host_jitter, seed, replica))
+        host = HostWork(
+            assembly.host,
+            not engine.config.overlap,
+            HostJitter.of(hardware.host_jitter, seed, replica),
+            has_look_ups=assembly.algorithm.has_look_ups,
+        )
         front_end, lane = assembly.deployment.front_end, self._lane(replica)
         actor = EngineActor(self._env, replica, engine, device, host, on_finished, spans, hooks, front_end, lane)
         self._faults.attach(actor)

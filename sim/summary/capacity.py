@@ -10,6 +10,7 @@ from typing import Any
 
 from ...core.scheduler.config import EngineRole
 from ..assembly import Assembly
+from ..cost.host import whole_round_ns
 from ..cost.passes.decode_work import DecodeWork
 from .steady import SETTLED
 
@@ -125,7 +126,8 @@ def _seconds_per_request(
         round_work = DecodeWork(batch, spec.draft_shape.round_shape(steps, batch), kv_tokens)
         verified = batch if steps and not config.overlap else 0
         device_ns, host_ns = cost.decode_ns(*round_work), host.round_ns(batch, batch, verified)
-        round_ns = max(device_ns, host_ns) if config.overlap else device_ns + host_ns
+        late_ns = host.late_ns(batch, assembly.algorithm.has_look_ups)
+        round_ns = whole_round_ns(device_ns, host_ns, config.overlap, late_ns)
         per_request = (output - 1) / _accept_length(drafts, steps) * round_ns / batch / 1e9
         if per_request < decode_s:
             decode_s, work = per_request, round_work

@@ -10,6 +10,7 @@ from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.planning.candidates.rounds import RoundModel
 from foredraft.planning.confidence.unknowns import ACCEPTANCE, gains_by_unknown
 from foredraft.sim.assembly.rounds import PricedRound
+from foredraft.sim.cost.host import HOST_PRESETS
 from foredraft.sim.scenario import Scenario
 from foredraft.sim.scenario_file import scenario_with
 
@@ -129,3 +130,14 @@ def test_a_synchronous_host_reads_what_was_accepted_in_each_round_with_drafts():
     assert host.verify_base_ns > 0 and model.round(8, 1024, 0).host_ns == host.round_ns(8, 8)
     beside = RoundModel(scenario_with({}, settings | {"engine.mode": "overlap"})).round(8, 1024, 3)
     assert beside.host_ns == host.round_ns(8, emitted)
+
+
+def test_the_launch_of_look_ups_is_beside_no_device():
+    settings = {"hardware.server": "sglang", "hardware.kernels": "roofline", "engine.mode": "overlap"}
+    eagle, ngram = (
+        RoundModel(scenario_with({}, settings | {"speculation.algorithm": name})).round(8, 1024, 2)
+        for name in ("EAGLE3", "NGRAM")
+    )
+    host = HOST_PRESETS["sglang-overlap"]
+    assert eagle.total_ns == max(eagle.device_ns, eagle.host_ns)
+    assert ngram.total_ns == host.launch_ns(8) + max(ngram.device_ns, ngram.host_ns - host.launch_ns(8))

@@ -3,12 +3,14 @@
 import csv
 import signal
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import foredraft
 import pytest
 from foredraft.core.contract.events import Committed, Planned
 from foredraft.core.contract.request import FinishReason
+from foredraft.core.contract.step import PLAIN_ROUND
 from foredraft.core.kv.counting import CountingStore
 from foredraft.observe.measuring.metrics import RunMetrics
 from foredraft.sim.cost.host import HOST_PRESETS
@@ -64,6 +66,7 @@ SERVICES = {
     "either": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10"}},
     "host": {"model": {"target": "qwen3-0.6b"}, "hardware": {"host": "vllm-0.10", "gpu": "B200"}},
     "room": {"engine": {"guarantee_output": 1.0, "kv_slots": 2600}, "hardware": {"server": "trtllm-1.x"}},
+    "look-ups": {"speculation": {"algorithm": "NGRAM"}},
     "polls": {"front_end": {"poll_steps": 7}},
     "front end": {"front_end": {"request_us": 4000.0, "prompt_token_us": 20.0, "poll_steps": 3}},
     "chunks of output": {
@@ -185,6 +188,38 @@ def test_an_idle_service_answers_in_the_time_of_its_steps():
     expected_ns = 50_000 + size_ns + host.plan_ns(1) + host.launch_ns(1) + step_ns + host.commit_ns(0, 1)
     # A request arrives when the replica receives it; the link's time belongs to the client.
     assert summary["mean_ttft_ms"] * 1e6 == pytest.approx(expected_ns - 50_000 - size_ns, rel=1e-9)
+
+
+@pytest.mark.fast("NGRAM-foredraft", ci="*")
+@pytest.mark.parametrize("host", ["foredraft", "vllm-0.10"])
+@pytest.mark.parametrize("algorithm", ["EAGLE3", "NGRAM", "SUFFIX", "HYBRID"])
+def test_a_round_of_look_ups_is_launched_when_the_one_before_has_ended(algorithm, host):
+    """From one commit to the next: planning and commit run beside the device, the launch of look-ups does not. With the
+    slower host the device waits for planning and commit, too."""
+    scenario = merged(
+        SMALL,
+        model={"target": "qwen3-0.6b"},
+        hardware={"host": host},
+        engine={"mode": "overlap"},
+        speculation={"algorithm": algorithm, "policy": "fixed", "steps": 0},
+        workload={"num_requests": 1},
+    )
+    events = []
+    simulation = Simulation(scenario_from_dict(scenario, "test"), sinks=lambda replica: [events.append])
+    simulation.run()
+    rounds = [event.result for event in events if isinstance(event, Committed) and event.step.prefill is None]
+    ends = [end for result in rounds for end in result.round_end_ns.tolist()]
+    cost, times = simulation.assembly.cost, simulation.assembly.host
+    launch_ns, beside_ns = times.launch_ns(1), times.plan_ns(1) + times.commit_ns(1, 1)
+    kv, between = 200, []
+    for _ in ends[1:]:
+        kv += 1
+        device_ns = cost.decode_ns(1, PLAIN_ROUND, kv)
+        waits = algorithm != "EAGLE3"
+        between.append(launch_ns + max(device_ns, beside_ns) if waits else max(device_ns, launch_ns + beside_ns))
+    assert len(ends) > 40
+    # Another step runs before the first round, and none is launched behind the last one.
+    assert [later - end for end, later in pairwise(ends)][1:-1] == between[1:-1]
 
 
 @pytest.mark.parametrize(("mode", "steps"), [("synchronous", 3), ("synchronous", 0), ("overlap", 3)])

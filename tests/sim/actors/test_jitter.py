@@ -57,11 +57,12 @@ def test_a_factor_depends_on_seed_replica_purpose_and_number_alone():
 @pytest.mark.parametrize("host", ["foredraft", "vllm-0.10"])
 def test_a_multi_step_fluctuates_as_its_rounds_do(mode, host):
     """Also where the host's time keeps the device waiting."""
-    for jitter in ({"device_jitter": 0.2, "host_jitter": 0.5}, {"device_jitter": 0.0, "host_jitter": 1.0}):
-        hardware = {**jitter, "host": host}
-        multi, single = (summary_of(hardware, {"mode": mode, "multi_step_rounds": n}) for n in (32, 1))
+    for algorithm, spreads in (("EAGLE3", (0.2, 0.5)), ("EAGLE3", (0.0, 1.0)), ("NGRAM", (0.2, 0.5))):
+        hardware = {"device_jitter": spreads[0], "host_jitter": spreads[1], "host": host}
+        drafts = {"speculation": {"algorithm": algorithm}}
+        multi, single = (summary_of(hardware, {"mode": mode, "multi_step_rounds": n}, **drafts) for n in (32, 1))
         assert multi == single
-        assert multi != summary_of({"host": host}, {"mode": mode})
+        assert multi != summary_of({"host": host}, {"mode": mode}, **drafts)
 
 
 def test_means_stay_and_tails_grow():
