@@ -9,9 +9,9 @@ row 2   neither pays                  nothing                   root
 The rounds that are compared have m passes of the model over all rows, and of look-ups the drafts that are right with a
 probability of at least p. Row r emits, on average, E(r) = 1 + max(the model's first m, these drafts), and the round
 takes t(m, p). Each row has a rate E(r) / t, and one that is best for it. The greatest sum of rates is chosen, each as a
-share of the row's best one, and the fewest passes among equals: a token of a known text is cheap, and so does not count
-as much as one of a text that is new. What is likely is learned: for the model by position, for look-ups by the length
-of the suffix that was found, and by row. What is not tried is forgotten, so that it is tried again.
+share of the row's best one, so that a row with long look-ups does not decide for all rows; among equals the one with
+the fewest passes. What is likely is learned: for the model by position, for look-ups by the length of the suffix that
+was found, and by row. What is not tried is forgotten, so that it is tried again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 from .suffix import Lookup
 
 _PRIOR_TRIALS = 8.0
-_ROW_PRIOR_TRIALS = 4.0  # how little all rows weigh in the estimate of one: this text is known, and the next is not
+_ROW_PRIOR_TRIALS = 4.0  # of all rows, in the estimate of one; few, since texts differ
 _KEPT_PER_ROUND = 0.995  # of what is known of all rows
 _KEPT_PER_ROW_ROUND = 0.9  # of what is known of one row
 _MODEL_PRIOR = 0.75

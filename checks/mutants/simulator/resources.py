@@ -110,7 +110,8 @@ class StopsNoBlock(CheckedSimulator):
     def make(self, scenario, metrics, history, faults):
         simulation = super().make(scenario, metrics, history, faults)
         for actor in simulation.replicas:
-            actor.wake = lambda replan, wake=actor.wake: wake(False)
+            submit = actor.handoff.submit
+            actor.handoff.submit = lambda request, submit=submit: submit(request)._replace(replan=False)
         return simulation
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -228,4 +227,4 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def _is_number(value: Any, least: float, most: float) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and least <= value <= most
+    return type(value) in (int, float) and least <= value <= most

@@ -167,6 +167,7 @@ def test_files_are_named_in_what_is_wrong_with_them():
         ({"temperatures": [1.0, 0, 1.0]}, r"temperatures\[1\]: is 0; expected a number from"),
         ({"temperatures": [1.0, -2, math.nan]}, r"temperatures\[1\]: is -2.*\n.*temperatures\[2\]: is nan"),
         ({"temperatures": [1.0, True, 1.0]}, r"temperatures\[1\]: is True"),
+        ({"temperatures": [1.0, 10**400, math.inf]}, r"temperatures\[1\]: is 10+; expected.*\n.*temperatures\[2\]"),
         ({"temperatures": [1.0]}, "temperatures: is .1.0.; expected a list of 3, one for each draft step"),
         ({"temperature": [1.0] * 3}, "temperature: is not known .did you mean 'temperatures'"),
         ({}, "temperatures: is missing"),
