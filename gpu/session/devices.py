@@ -71,8 +71,11 @@ def _ops_of_cpu(name: str) -> Ops:
         if os.environ.get("TRITON_INTERPRET") != "1":
             message = f"{name} on a CPU is interpreted: set TRITON_INTERPRET=1, or name --device cuda"
             raise ConfigError.of(ARGUMENTS, "ops", message)
+        from ..kernels.jit import triton
         from ..ops.triton_ops import TritonOps
 
+        if triton is None:
+            raise ConfigError.of(ARGUMENTS, "ops", f"{name} needs Triton, which is not installed")
         return TritonOps()
     return HostOps()
 
@@ -141,7 +144,9 @@ def check_kernels(target: ModelConfig, device: str, source: str, ops: str = AUTO
     check_ops(ops, device)
     widest = max(target.heads_of(layer).dim for layer in range(target.num_layers))
     if ops_name(ops, device) != TORCH and device != "cpu" and widest > MAX_HEAD_DIM:
-        message = f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}, so this model runs on a CPU only"
+        message = (
+            f"{widest} channels: a GPU's kernels have at most {MAX_HEAD_DIM}; use a CPU, or the operations {TORCH}"
+        )
         raise ConfigError.of(source, "kv_lora_rank" if target.latent is not None else "head_dim", message)
 
 

@@ -311,6 +311,13 @@ def test_operations_that_are_not_there_are_refused(device: str, name: str, said:
         devices.check_ops(name, device)
 
 
+def test_interpreted_kernels_need_triton(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("foredraft.gpu.kernels.jit.triton", None)
+    with pytest.raises(ConfigError, match="ops: triton needs Triton, which is not installed"):
+        devices.check_ops("triton", "cpu")
+
+
 @pytest.mark.usefixtures("installed")
 def test_a_plan_says_what_runs_without_graphs_and_without_flashinfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = write_target(tmp_path, SHAPES["llama"])
