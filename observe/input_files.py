@@ -62,4 +62,4 @@ def _decode(raw: bytes, path: str | os.PathLike[str], place: str) -> str:
 
 
 def _unreadable(path: str | os.PathLike[str], message: str, place: str = "") -> ConfigError:
-    return ConfigError.of(os.fspath(path), place, message)
+    return ConfigError.of(os.fspath(path) or "an empty path", place, message)

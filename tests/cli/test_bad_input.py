@@ -58,6 +58,10 @@ SETTINGS = {
         ["speculation.policy=confidence", "speculation.round_times=times.json"],
         ["speculation.round_times", "give steps alone"],
     ),
+    "an empty path": (
+        ["speculation.policy=confidence", "speculation.steps=3", "speculation.round_times=''"],
+        ["an empty path: cannot be read"],
+    ),
     "times of rounds that fall": (
         [
             *("speculation.policy=confidence", "speculation.steps=3"),

@@ -37,7 +37,7 @@ from ...errors import ConfigError
 from ..config import AdaptiveConfig, load_adaptive_config
 from ..parking import NEVER_PARKED, Parking
 from .pass_costs import PassCosts
-from .survival import acceptance_of, are_valid, log_odds
+from .survival import acceptance_of, are_valid, log_odds, sigmoid
 
 FIRST_SLOPE, FIRST_BIAS = 0.5, -0.2
 STEPS_PER_UPDATE = 100
@@ -307,7 +307,7 @@ class ConfidencePolicy(RowBudgets):
         """Return the survival of each row's drafts, float64 [bs, depth]; 1 for rows without confidences."""
         self._reach(int(rows.max(initial=0)))
         odds = self._odds[rows]
-        p = 1.0 / (1.0 + np.exp(-(np.array(self.curve.slopes) * odds + np.array(self.curve.biases))))
+        p = sigmoid(np.array(self.curve.slopes) * odds + np.array(self.curve.biases))
         p = np.where(np.isnan(odds), self._mean, p)
         p[self._epochs[rows] != epochs] = 1.0
         survival: np.ndarray = np.cumprod(p, axis=1)

@@ -34,13 +34,19 @@ def are_valid(confidence: np.ndarray) -> BoolArray:
     return np.asarray(((confidence >= 0) & (confidence <= 1)).all(axis=1))
 
 
+def sigmoid(x: np.ndarray) -> Float64Array:
+    """Return 1 / (1 + exp(−x)), float64 of the same shape."""
+    with np.errstate(over="ignore"):  # temperatures far below 1: the result is 0
+        return np.asarray(1.0 / (1.0 + np.exp(-x)), dtype=np.float64)
+
+
 def acceptance_of(confidence: np.ndarray, slopes: float | Sequence[float], biases: Sequence[float]) -> Float64Array:
     """Return the probability that each draft is accepted if those before it are, float64 [bs, steps]. It is 1 for rows
     without valid confidences. `slopes`: one for all positions, or one for each."""
     steps = confidence.shape[1]
     slope = slopes if isinstance(slopes, float | int) else np.asarray(slopes[:steps], dtype=np.float64)
     x = slope * log_odds(confidence) + np.asarray(biases[:steps], dtype=np.float64)
-    p = 1.0 / (1.0 + np.exp(-x))
+    p = sigmoid(x)
     p[~are_valid(confidence)] = 1.0
     return p
 

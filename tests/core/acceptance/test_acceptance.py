@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from foredraft.core.acceptance import block
 from foredraft.core.acceptance.block import block_survival, by_block
 from foredraft.core.acceptance.fit import (
     AcceptanceFitError,
@@ -317,6 +318,15 @@ def test_what_block_verification_keeps_is_that_of_every_chain(conditional, ratio
     assert found == pytest.approx(block, abs=1e-10)
     assert (np.array(found) >= rejection - 1e-10).all()
     assert (sum(found) > rejection.sum() + 1e-3) == (ratio > 0)
+
+
+def test_many_places_that_differ_have_weights_of_a_grid(monkeypatch):
+    conditional = np.linspace(0.95, 0.5, 12).tolist()
+    exact = block_survival(conditional)
+    monkeypatch.setattr(block, "_MOST_WEIGHTS", 64)
+    found = block_survival(conditional)
+    assert found != exact
+    assert found == pytest.approx(exact, abs=1e-6)
 
 
 def test_block_verification_keeps_what_the_paper_says():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from foredraft.core.adaptive import costs_from_json
 from foredraft.core.adaptive.lengths.confidence import ConfidencePolicy
-from foredraft.core.adaptive.lengths.interchange import load_round_times, load_temperatures, round_times_json
+from foredraft.core.adaptive.lengths.interchange import COLDEST, load_round_times, load_temperatures, round_times_json
 from foredraft.core.adaptive.lengths.pass_costs import PassCosts
 from foredraft.core.adaptive.lengths.survival import acceptance_of
 from foredraft.core.algorithm.builtin import Eagle3
@@ -85,6 +85,11 @@ def test_budgets_are_those_that_sglang_chooses(table):
         assert budget.drafts == int(np.argmax(rates))
         found.append(budget.drafts / (3 * bs))
     assert min(found) < 0.5 < max(found), "the table matters"
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_lowest_temperature_is_one_step():
+    assert acceptance_of(np.array([[0.1, 0.9]]), (1 / COLDEST,) * 2, (0.0, 0.0)).tolist() == [[0.0, 1.0]]
 
 
 def test_with_temperatures_nothing_is_learned():
