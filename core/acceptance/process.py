@@ -184,6 +184,13 @@ def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = N
         at = np.minimum(at + lens, row_ends)
 
 
+def _conditional_of(survival: np.ndarray) -> tuple[float, ...]:
+    """Return the acceptance of each depth, given that all before were accepted."""
+    before = np.concatenate([[1.0], survival[:-1]])
+    conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
+    return tuple(np.minimum(conditional, 1.0))
+
+
 @dataclass(frozen=True, slots=True)
 class GaussianAcceptance(AcceptanceProcess):
     """The process that this file's docstring describes.
@@ -297,6 +304,13 @@ class GaussianAcceptance(AcceptanceProcess):
         quality += self._offset(keys, positions, shifts[:, None] if shifts.ndim else shifts)
         return self._runs(quality)
 
+    def mixed(self, conditional: tuple[float, ...], share: float) -> GaussianAcceptance:
+        """Return the process of rounds of which a `share`, 0 … 1, has drafts with the acceptance `conditional`. Which
+        rounds have them does not depend on the request or the position."""
+        others = replace(self, conditional=conditional)
+        survival = share * np.array(others.survival) + (1.0 - share) * np.array(self.survival)
+        return replace(self, conditional=_conditional_of(survival))
+
     def for_tree(self, shape: RoundShape, rank_ratio: float = 0.6) -> GaussianAcceptance:
         """Return the process of the deepest accepted node of a draft tree instead of a chain.
 
@@ -312,9 +326,7 @@ class GaussianAcceptance(AcceptanceProcess):
         gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
         survival = tree_survival(self._conditional_at, shape, rank_ratio, self.draft_confidence)
-        before = np.concatenate([[1.0], survival[:-1]])
-        conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
-        return replace(self, conditional=tuple(np.minimum(conditional, 1.0)), max_depth=len(survival))
+        return replace(self, conditional=_conditional_of(survival), max_depth=len(survival))
 
     def _conditional_at(self, depth: int) -> float:
         return self.conditional[min(depth, len(self.conditional)) - 1]

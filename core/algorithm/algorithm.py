@@ -93,6 +93,11 @@ class SpecAlgorithm:
         """Return whether rows draft by look-ups, which are not drawn from a distribution."""
         return self.drafter is Drafter.LOOKUP or self.looks_up_past_outputs
 
+    @property
+    def looks_up_beside_a_draft(self) -> bool:
+        """Return whether some rows of a round draft by look-ups and others with a network."""
+        return self.has_look_ups and self.drafter is not Drafter.LOOKUP
+
     def capture_hidden_mode(self, phase: ForwardPhase) -> CaptureHiddenMode:
         """Return how much hidden state a forward pass of `phase` keeps for the draft;
         NULL everywhere if none is needed."""

@@ -216,14 +216,16 @@ class MarkovBlockDrafting(BlockDrafting):
     draft_form = "DSPARK"
 
 
+LOOK_UP_TIME_SHARE = 0.006  # of the verify time, for n-gram drafting: arXiv 2601.11580
+
+
 class LookupDrafting(SpecAlgorithm):
     """Algorithms that propose on the host, from the text so far. Each subclass makes a proposer of its own."""
 
     drafter = Drafter.LOOKUP
     supports_trees = True
     usual_acceptance = "ngram-code"
-    # arXiv 2601.11580: n-gram drafting takes 0.6 % of the verify time.
-    draft_time_share: float = 0.006
+    draft_time_share: float = LOOK_UP_TIME_SHARE
 
     def accept_width(self, steps: int, num_draft_tokens: int) -> int:
         """Return the size of the tree: a proposed tree may be as deep as it has nodes."""
@@ -259,6 +261,7 @@ class HybridDrafting(Eagle3):
     supports_trees = False
     looks_up_past_outputs = True
     captures_rounds = False  # rows draft in several ways, and as many tokens as pays
+    draft_time_share: float = LOOK_UP_TIME_SHARE
 
 
 BUILT_IN = (

@@ -16,6 +16,10 @@ from ..cost.draft import MULTI_LAYER_EAGLE, DraftShape
 from ..scenario import Scenario
 from ..workload.acceptance.runs import load_recorded_runs
 
+LOOK_UPS_LIKE = "ngram-edit"
+"""The preset of look-ups beside a head where none is given: a row takes them where they are known to be good, as in
+text that is edited (an assumption)."""
+
 
 def acceptance_of(
     scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, draft: DraftShape | None, spec: EngineSpec
@@ -26,7 +30,7 @@ def acceptance_of(
     if draft is not None and draft.is_own_layer and draft.algorithm != MULTI_LAYER_EAGLE:
         name = OWN_LAYER
     choice = usual_preset(name, target.family, algorithm.usual_acceptance, scenario.acceptance.preset)
-    process = _process(scenario, choice, spec)
+    process = _process(scenario, algorithm, choice, spec)
     if is_block_of_rejection(scenario, algorithm):
         assert isinstance(process, GaussianAcceptance), "of recorded runs the rule is refused"
         process = by_block(process, scenario.acceptance.rejected_ratio)
@@ -39,7 +43,7 @@ def is_block_of_rejection(scenario: Scenario, algorithm: SpecAlgorithm) -> bool:
     return rules == ("rejection", "block") and not algorithm.has_look_ups
 
 
-def _process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
+def _process(scenario: Scenario, algorithm: SpecAlgorithm, choice: PresetChoice, spec: EngineSpec) -> AcceptanceProcess:
     table, seed = scenario.acceptance, scenario.seed
     if table.recorded is not None:
         return TraceAcceptance.of_runs(load_recorded_runs(table.recorded), seed=seed)
@@ -55,6 +59,9 @@ def _process(scenario: Scenario, choice: PresetChoice, spec: EngineSpec) -> Acce
         RegimeAcceptance(regimes.stretch_len, tuple(regimes.shifts), tuple(regimes.weights)) if regimes else None,
         draft_confidence=base.draft_confidence if table.conditional is None else None,
     )
+    if table.look_up_share and algorithm.looks_up_beside_a_draft:
+        look_ups = table.look_up_conditional or PRESETS[LOOK_UPS_LIKE].conditional
+        process = process.mixed(tuple(look_ups), table.look_up_share)
     if table.mean_length is None or not spec.max_steps:
         return process
     tree = (spec.largest_round, table.rank_ratio) if spec.topk > 1 else None

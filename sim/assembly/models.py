@@ -90,7 +90,11 @@ def draft_shape(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape
         case Drafter.LOOKUP:
             return host_draft(algorithm.name, algorithm.draft_time_share)
         case Drafter.HEAD | Drafter.HEADS | Drafter.BLOCK:
-            return _head(scenario, algorithm, target, max_steps)
+            head = _head(scenario, algorithm, target, max_steps)
+            if not algorithm.has_look_ups:
+                return head
+            share = scenario.acceptance.look_up_share
+            return replace(head, verify_share=algorithm.draft_time_share, look_up_share=share)
 
 
 def _head(scenario: Scenario, algorithm: SpecAlgorithm, target: ModelShape, max_steps: int) -> DraftShape:

@@ -46,7 +46,8 @@ class DraftShape:
     catch-up pass, because they exist only for tokens that the target has seen. `qkv_inputs`: width of the input of the
     first layer's attention in hidden sizes (EAGLE-3: 2, the embedding beside the feature). `heads`: separately trained
     heads, one per step (multi-layer EAGLE); else 1. `verify_share`: the time of proposing on the host, as a share of
-    the verify pass. `embedded`: the tokens that a head has own embeddings for; 0: it takes the
+    the verify pass. `look_up_share`: the share of the rows that draft by look-up in a round, beside a head that drafts
+    for the others. `embedded`: the tokens that a head has own embeddings for; 0: it takes the
     target's. `unknown`: the name of a draft whose configuration is not known, so that its sizes are assumed.
     `drafting`: in which passes it drafts. `parts`: what a block drafter has beside its layers.
     `is_own_layer`: whether it is a layer of the target's own checkpoint.
@@ -68,9 +69,10 @@ class DraftShape:
     parts: BlockParts = NO_PARTS
     target_vocab: int = 0
     is_own_layer: bool = False
+    look_up_share: float = 0.0
 
     def __post_init__(self) -> None:
-        assert self.on_host or not self.verify_share, self.name
+        assert 0.0 <= self.look_up_share <= 1.0, self.name
         assert self.heads >= 1, self.name
         assert self.qkv_inputs in (1, 2), self.name
 
@@ -78,6 +80,11 @@ class DraftShape:
     def on_host(self) -> bool:
         """Whether drafts are proposed from the text so far, without a model, in trees of any depth."""
         return self.body is None
+
+    def runs(self, rows: int) -> float:
+        """Return the share of rounds in which the draft's passes run: those in which not all rows draft by look-up. A
+        row does so as often whatever the others do."""
+        return 1.0 - self.look_up_share**rows
 
     @property
     def is_model(self) -> bool:

@@ -11,6 +11,9 @@ A decode round with S steps is, in this order of work (S = 0 is one plain forwar
     catch-up   one draft pass over the accepted tokens, padded to batch · (S + 1), which also gives the next first
                drafts; with masks behind them all drafts; of a block drafter only keys and values from hidden states
 
+Where some rows draft by look-up beside a head (`DraftShape.look_up_share`), its passes run only in rounds in which
+others do not; a round has their mean time.
+
 Batches are padded to captured graph sizes; a batch beyond the largest runs kernel by kernel with a dispatch floor.
 
 Errors against published measurements: docs/evidence/accuracy.md; those of single passes: `efficiency.py`.
@@ -45,6 +48,11 @@ GREEDY = "greedy"
 STOCHASTIC = "stochastic"
 TARGET_PARTS = "verify", "attention", "lm_head"
 """The parts of the target's pass: its layers, its attention, its logits."""
+
+
+def _shared(passes: Sequence[Pass], share: float) -> Sequence[Pass]:
+    """Return the mean time of passes that a `share` of the rounds has."""
+    return passes if share == 1.0 else [item.times(share) for item in passes]
 
 
 class _Rider(NamedTuple):
@@ -226,12 +234,15 @@ class RoundCost:
         verify = self._target_pass(tokens, attention, tokens.num_tokens, batch_size)
         if num_verified is not None and tokens.is_captured:
             verify = verify.times(self.efficiency.unequal_rows)
+        runs = 1.0 if self.draft is None else self.draft.runs(batch_size)
+        # A round with the draft behind one without it catches up with both.
+        catch_ups = runs * (2.0 - runs)
         return [
-            *(() if draft is None else draft.of_steps(batch_size, shape)),
+            *(() if draft is None else _shared(draft.of_steps(batch_size, shape), runs)),
             verify,
             *self._host_pass(verify, shape.steps),
             self._after_verify(tokens.num_tokens, shape),
-            *(() if draft is None else draft.catch_up(batch_size, shape)),
+            *(() if draft is None else _shared(draft.catch_up(batch_size, shape), catch_ups)),
         ]
 
     def _target_pass(
@@ -312,8 +323,11 @@ class RoundCost:
             check_round(self.draft, batch_size, shape)
             verified = num_verified or batch_size * shape.nodes
             caught_up = 0 if draft is None else draft.caught_up(batch_size, shape)
+            drafting: Sequence[Pass] = ()
+            if draft is not None:
+                drafting = _shared(draft.of_steps(batch_size, shape, has_graph=False), draft.draft.runs(batch_size))
             self._riders[key] = _Rider(
-                () if draft is None else tuple(draft.of_steps(batch_size, shape, has_graph=False)),
+                tuple(drafting),
                 (self._after_verify(verified, shape),),
                 self._target.decode_attention(batch_size, shape.nodes, verified),
                 caught_up,

@@ -9,7 +9,7 @@ from ...core.acceptance.presets import ANY_FAMILY, OWN_LAYER, PRESETS, UNKNOWN_F
 from ...core.algorithm.algorithm import Drafter
 from ...core.errors import count_of
 from ..assembly import Assembly
-from ..assembly.acceptance import guessed_lengths, is_guessed
+from ..assembly.acceptance import LOOK_UPS_LIKE, guessed_lengths, is_guessed
 from ..cost.hardware import GIB, MIB
 from ..cost.memory.rules import release_numbers
 from ..load import trace_notes
@@ -61,13 +61,17 @@ def _steps_notices(run: Assembly, origins: Mapping[str, str]) -> Iterator[str]:
 
 
 def _drafter_notices(run: Assembly) -> Iterator[str]:
-    """Yield a sentence if rounds draft more than a block drafter was trained for, and if look-ups beside a head are not
-    priced."""
-    if run.algorithm.looks_up_past_outputs and run.algorithm.drafter is not Drafter.LOOKUP:
-        yield (
-            f"{run.algorithm.name} is simulated as its head alone, without CUDA graphs: look-ups, which take over where "
-            "they promise more, are not priced"
-        )
+    """Yield a sentence if rounds draft more than a block drafter was trained for, and about look-ups beside a head of
+    which the scenario does not say how many there are or how they are accepted."""
+    table = run.scenario.acceptance
+    if run.algorithm.looks_up_beside_a_draft and not drafts_in_no_round(run):
+        if not table.look_up_share:
+            yield (
+                f"{run.algorithm.name} drafts by its head in every row, and without CUDA graphs: how many rows draft by "
+                "look-up instead, acceptance.look_up_share says"
+            )
+        elif table.look_up_conditional is None and table.recorded is None:
+            yield f"look-ups are accepted as those of preset {LOOK_UPS_LIKE} (an assumption); acceptance.look_up_conditional says otherwise"
     most = 0 if run.draft is None else run.draft.parts.most_drafts
     if most and run.spec.max_steps > most:
         assert run.draft is not None

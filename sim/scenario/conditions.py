@@ -108,6 +108,16 @@ def look_ups_are_not_drawn(run: Any, key: str) -> str | None:
     return f"{run.algorithm.name} has drafts of look-ups, which are not drawn: all rules keep the same of them"
 
 
+def look_ups_are_alone_or_none(run: Any, key: str) -> str | None:
+    if run.algorithm.looks_up_beside_a_draft:
+        return None
+    return f"{run.algorithm.name} has no look-ups beside a head, as HYBRID has"
+
+
+def nothing_is_looked_up(run: Any, key: str) -> str | None:
+    return None if run.scenario.acceptance.look_up_share else "acceptance.look_up_share is 0"
+
+
 def acceptance_is_of_the_rule(run: Any, key: str) -> str | None:
     rule = run.scenario.speculation.accept_rule
     if run.scenario.acceptance.of_rule not in (None, rule):

@@ -53,6 +53,14 @@ def rule_does_not_follow(scenario: Any, key: str) -> str | None:
     return None
 
 
+def budgets_are_of_the_head(scenario: Any, key: str) -> str | None:
+    """In a round with a budget the head drafts for all rows."""
+    share = scenario.acceptance.look_up_share
+    if not share or scenario.speculation.policy != "confidence":
+        return None
+    return f"is {share:g}: with the policy confidence all rows draft by the head; expected 0"
+
+
 def acceptance_is_given(scenario: Any, key: str) -> str | None:
     """The first key that is given decides, in the order of the table."""
     given = [name for name in SOURCES_OF_ACCEPTANCE if getattr(scenario.acceptance, name) is not None]

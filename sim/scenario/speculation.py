@@ -10,7 +10,13 @@ from ...core.acceptance.block import REJECTED_RATIO
 from ...core.adaptive.interchange import TRTLLM_SCHEDULE, VLLM_SCHEDULE, table_schema
 from . import conditions as when
 from .flags import sglang, trtllm, vllm
-from .refusals import acceptance_is_given, chains_alone_are_drawn, rule_does_not_follow, too_deep_for_trees
+from .refusals import (
+    acceptance_is_given,
+    budgets_are_of_the_head,
+    chains_alone_are_drawn,
+    rule_does_not_follow,
+    too_deep_for_trees,
+)
 from .table import Count, NoEffect, RefusedIf, ScenarioTable, Share
 
 Rule = Literal["target", "rejection", "block"]
@@ -189,6 +195,22 @@ class Acceptance(ScenarioTable):
         default=REJECTED_RATIO,
         description="block from rejection: how likely the target finds a draft that rejection may drop, over how "
         "likely the draft finds it (an assumption); 0: block keeps no more",
+    )
+    look_up_share: Annotated[
+        Share, NoEffect(when.look_ups_are_alone_or_none, says=0.0), RefusedIf(budgets_are_of_the_head)
+    ] = Field(
+        default=0.0,
+        description="HYBRID: share of the rows that draft by look-up in a round; the head rests where all do; 0: all "
+        "rows draft by the head",
+    )
+    look_up_conditional: Annotated[
+        Annotated[list[Share], Field(min_length=1)] | None,
+        NoEffect(when.look_ups_are_alone_or_none),
+        NoEffect(when.nothing_is_looked_up),
+        NoEffect(when.recording_decides),
+    ] = Field(
+        default=None,
+        description="HYBRID: as conditional, of drafts by look-up; default: the preset ngram-edit (an assumption)",
     )
     rank_ratio: Annotated[Share, NoEffect(when.ranks_are_unused)] = Field(
         default=0.6, description="trees: how slowly acceptance falls with rank (an assumption); 0: only rank 1 counts"

@@ -410,6 +410,29 @@ def test_what_a_run_accepts_depends_on_the_draft():
     assert given["accept_length"] > 3 and not [notice for notice in given["notices"] if "no published" in notice]
 
 
+def test_the_more_rows_draft_by_look_up_the_faster_is_hybrid():
+    def summary(algorithm, **acceptance):
+        scenario = {
+            "speculation": {"algorithm": algorithm, "policy": "fixed", "steps": 3},
+            "acceptance": acceptance,
+            "workload": {"num_requests": 40, "concurrency": 4, "output": {"kind": "fixed", "value": 150}},
+        }
+        return foredraft.simulate(scenario).summary
+
+    head, none = summary("EAGLE3"), summary("HYBRID")
+    some, all_rows = (summary("HYBRID", look_up_share=share) for share in (0.5, 1.0))
+    # Its rounds are those of the head, and wait for tokens and searches.
+    assert none["accept_length"] == head["accept_length"] and none["mean_tpot_ms"] > 1.01 * head["mean_tpot_ms"]
+    assert none["mean_tpot_ms"] > some["mean_tpot_ms"] > all_rows["mean_tpot_ms"]
+    assert all_rows["round_part_draft_catch_up_us"] == 0 < some["round_part_draft_catch_up_us"]
+    about = [[notice for notice in each["notices"] if "look-up" in notice] for each in (none, some)]
+    assert [len(found) for found in about] == [1, 1]
+    assert "acceptance.look_up_share says" in about[0][0] and "preset ngram-edit (an assumption)" in about[1][0]
+    given = summary("HYBRID", look_up_share=1.0, look_up_conditional=[0.5])
+    assert given["accept_length"] < none["accept_length"]
+    assert not [notice for notice in given["notices"] if "look-up" in notice]
+
+
 @pytest.mark.parametrize("server", ["sglang-0.5", "vllm-0.18"])
 @pytest.mark.parametrize(
     "cap, end", [("output", FinishReason.LENGTH), (30, FinishReason.LENGTH), (31, FinishReason.STOP)]

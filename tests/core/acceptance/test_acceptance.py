@@ -345,3 +345,14 @@ def test_rounds_of_block_verification_are_as_long_as_it_says():
     assert process.survival == pytest.approx(expected)
     assert lens[lens > 0].mean() == pytest.approx(1 + sum(expected), rel=0.005)
     assert by_block(replace(of_rejection, conditional=(0.8, 0.0, 0.5))).survival[1:] == (0.0, 0.0, 0.0)
+
+
+def test_a_share_of_rounds_has_drafts_of_another_acceptance():
+    head = GaussianAcceptance((0.7, 0.6), seed=3, request_share=0.1, field_share=0.2)
+    assert head.mixed((0.9, 0.95), 0.0).survival == pytest.approx(head.survival)
+    look_ups = replace(head, conditional=(0.9, 0.95))
+    assert head.mixed((0.9, 0.95), 1.0).survival == pytest.approx(look_ups.survival)
+    mixed = head.mixed((0.9, 0.95), 0.25)
+    assert mixed.survival[:2] == pytest.approx((0.25 * 0.9 + 0.75 * 0.7, 0.25 * 0.855 + 0.75 * 0.42))
+    assert (mixed.request_share, mixed.field_share) == (0.1, 0.2)
+    assert GaussianAcceptance((0.0,)).mixed((0.0,), 0.5).survival[0] == 0.0

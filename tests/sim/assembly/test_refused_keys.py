@@ -19,6 +19,10 @@ CASES = {  # by key: settings, and what the message says beside the key
         ["speculation.accept_rule=block", "speculation.topk=2"],
         "block verifies chains, and with topk 2 drafts are trees",
     ),
+    "acceptance.look_up_share": (
+        ["speculation.algorithm=HYBRID", "speculation.policy=confidence", "acceptance.look_up_share=0.5"],
+        "is 0.5: with the policy confidence all rows draft by the head; expected 0",
+    ),
     "acceptance.of_rule": (["acceptance.of_rule=rejection"], "what target keeps does not follow from it"),
     "engine.host_cache_gb": (
         ["engine.host_cache_gb=10.0", "engine.host_cache_ratio=2.0"],

@@ -199,6 +199,31 @@ def test_the_device_waits_before_and_after_each_attention_of_a_pass_in_pieces():
     assert eager.decode_ns(8, RoundShape.chain(3), 5000) == COSTS["eager"].decode_ns(8, RoundShape.chain(3), 5000)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_the_passes_of_a_head_run_only_where_not_all_rows_draft_by_look_up(batch_size):
+    shape, head = RoundShape.chain(3), replace(eagle3_head(LLAMA), verify_share=0.006)
+
+    def parts(**changes):
+        cost = RoundCost(LLAMA, H100, draft=replace(head, **changes), graph_sizes=None)
+        return cost.decode_parts(batch_size, shape, 5000)
+
+    always, mean = parts(), parts(look_up_share=0.7)
+    runs = 1 - 0.7**batch_size
+    for name in ("draft_lm_head", "draft_catch_up", "verify", "attention"):
+        # The logits are of the two steps and of the catch-up, which is late behind a round without the head.
+        shares = {"draft_catch_up": runs * (2 - runs), "verify": 1.0, "attention": 1.0}
+        least, most = shares.get(name, runs), shares.get(name, runs * (2 - runs))
+        assert least * always[name] - 2 <= mean[name] <= most * always[name] + 2, name
+    look_ups = RoundCost(LLAMA, H100, draft=host_draft("SUFFIX", 0.006), graph_sizes=None)
+    assert sum(parts(look_up_share=1.0).values()) == look_ups.decode_ns(batch_size, shape, 5000)
+    work = DecodeWork(batch_size, shape, 5000)
+    with_prompt = [
+        RoundCost(LLAMA, H100, draft=replace(head, look_up_share=share)).step_ns([(512, 0)], work)
+        for share in (0.0, 0.7, 1.0)
+    ]
+    assert with_prompt[0] >= with_prompt[1] > with_prompt[2]
+
+
 @pytest.mark.parametrize("tokens", [2, 8, 64, 700])
 def test_tokens_of_one_request_share_experts(tokens):
     def verify(independence, batch_size, nodes):
