@@ -48,6 +48,7 @@ OURS: dict[str, dict[str, int]] = {
         "foredraft.checks.adapters.simulated_executor:make": 3_000,
         "foredraft.checks.adapters.torch_executor:make": 1_150,
         "foredraft.checks.adapters.torch_executor:make_block": 1_000,
+        "foredraft.checks.adapters.torch_executor:make_hybrid": 600,
     },
     "block-manager": {"foredraft.properties.block_manager.plain:make": 15_000},
     "transport": {"foredraft.checks.adapters.handoff:make": 7_000},

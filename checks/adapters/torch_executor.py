@@ -21,10 +21,14 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from ...core.algorithm.algorithm import Drafter
+from ...core.algorithm.hybrid import HYBRID_COSTS, HybridChoice, RoundChoice
+from ...core.algorithm.suffix import Lookup
 from ...core.contract.step import PARKED_ROUND, StepResult
+from ...core.draws import Purpose, hash64
 from ...core.errors import ConfigError, nearest
 from ...core.scheduler.spec import default_graph_sizes
 from ...core.tree.chains import AcceptRule
+from ...gpu.draft.hybrid import HybridDraft
 from ...gpu.executor.build import build_executor
 from ...gpu.executor.executor import TorchExecutor
 from ...gpu.executor.outputs import NUM_TOP_LOGPROBS, USER_OUTPUTS
@@ -38,7 +42,7 @@ from ...gpu.ops.host_ops import HostOps
 from ...gpu.session.devices import ops_for, resolve_device
 from ...gpu.types.ops import Capture, DeviceTree, Ops
 from ...gpu.types.session_options import AUTO
-from ...properties.executor.oracle import After, Drafts, RecurrentState, is_allowed, looked_up
+from ...properties.executor.oracle import After, Drafts, LookedUp, RecurrentState, is_allowed, looked_up
 from ...properties.executor.reference.adapter import WrappedExecutor
 from .dense_drafting import (
     DenseHead,
@@ -65,7 +69,9 @@ from .torch_models import (
 )
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
+MOST_WAITING = 8  # tokens of a row, for its head: texts are too short for what one pass takes
 DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
+STRETCH = 3  # rounds in which rows of HYBRID choose in one way
 DEVICE_LIMIT_S = 600.0  # of a run elsewhere: kernels are compiled in it, or interpreted
 DENSE = {Drafter.MODEL: DenseModel, Drafter.HEAD: DenseHead, Drafter.HEADS: DenseHeads}
 
@@ -146,6 +152,10 @@ class CheckedExecutor(WrappedExecutor):
         )
         if self.executor.graphs.are_on:
             self.executor.graphs.on_round = self._note_graph
+        self._hybrid = self.executor.draft if isinstance(self.executor.draft, HybridDraft) else None
+        if self._hybrid is not None:
+            self._hybrid.most_waiting = MOST_WAITING
+            self._hybrid._choice = DrawnChoice(config.steps)
         self._plain = lru_cache(MOST_TEXTS)(self._plainly)
         self._drafted: list[list[Drafts]] = []  # per round
         self._proposed: list[list[Drafts]] = []
@@ -163,7 +173,11 @@ class CheckedExecutor(WrappedExecutor):
         lengths, _ = nodes_of(arguments[0], tree)
         kept = tree if lengths is None else shorten_rows(tree, lengths)
         trees = zip(kept.tokens.tolist(), kept.parents.tolist(), strict=True)
-        self._drafted.append([_drafts(tokens, parents) for tokens, parents in trees])
+        drafts = [_drafts(tokens, parents) for tokens, parents in trees]
+        if self._hybrid is not None and not arguments[0].shape.is_parked:
+            texts = [self._hybrid._rows[row] for row in arguments[0].row_numbers.tolist()]
+            drafts = [own if text.found is None else LookedUp(own) for own, text in zip(drafts, texts, strict=True)]
+        self._drafted.append(drafts)
         return tree
 
     def _note_states(self, enqueue: Callable[..., Any], *arguments: Any) -> Any:
@@ -258,8 +272,6 @@ class CheckedExecutor(WrappedExecutor):
                 return None  # only its plugin knows
             return looked_up(text, num_draft_tokens, max(1, min(topk, num_draft_tokens - 1)))
         target, draft = self.models
-        if self.executor.algorithm.looks_up_past_outputs:
-            return None  # what earlier requests got decides, too
         if draft is not None and self._drafts_at_once:
             at_once = dense_block if isinstance(draft, BlockHead) else dense_masked
             with torch.no_grad():
@@ -273,7 +285,7 @@ class CheckedExecutor(WrappedExecutor):
 
     def confidences(self, text: Sequence[int], steps: int) -> list[float] | None:
         algorithm = self.executor.algorithm
-        if algorithm.drafter is Drafter.LOOKUP or algorithm.looks_up_past_outputs or self._drafts_at_once:
+        if algorithm.drafter is Drafter.LOOKUP or self._drafts_at_once:
             return None
         shape = Shape(steps, 1, steps + 1, self.config.context_len - 1)
         found = [self._dense(text, shape, noise) for noise in range(3)]
@@ -297,6 +309,39 @@ class CheckedExecutor(WrappedExecutor):
         dense = DENSE[drafter](*((draft,) if drafter is Drafter.MODEL else (draft, target)), noise)
         with torch.no_grad():
             return dense_tree(dense, text, shape, shape.topk)
+
+
+class HybridExecutor(CheckedExecutor):
+    """The same with HYBRID alone, whose rows draft by a head or by look-up."""
+
+    capabilities = tuple(name for name in (*CheckedExecutor.capabilities, "look_ups") if name != "trees")
+    parts = ("experts", RUNNING_TEXT)
+
+    def waiting(self) -> tuple[int, list[int]]:
+        draft = self._hybrid
+        return (MOST_WAITING, []) if draft is None else (draft.most_waiting, list(draft.waiting().values()))
+
+
+class DrawnChoice(HybridChoice):
+    """Chooses as HYBRID does in some stretches of rounds, and by chance in others: drafts of tiny models are so seldom
+    right that rows would hardly ever go from one source to the other."""
+
+    def __init__(self, most_steps: int) -> None:
+        super().__init__(most_steps, HYBRID_COSTS)
+        self._rounds = 0
+
+    def choose(
+        self, rows: Sequence[int], found: Sequence[Lookup], most: int, late: int = 0, is_sampled: bool = False
+    ) -> RoundChoice:
+        own = super().choose(rows, found, most, late, is_sampled)
+        bits = hash64(0, Purpose.SWARM, self._rounds, np.arange(len(rows) + 1))
+        stretch = int(hash64(1, Purpose.SWARM, self._rounds // STRETCH, 0)) % 4
+        self._rounds += 1
+        if most == 0 or stretch == 0:
+            return own
+        by_model = (np.zeros(len(rows), bool), bits[1:] % 2 == 0, np.ones(len(rows), bool))[stretch - 1]
+        steps = 1 + int(bits[0]) % most if by_model.any() else 0
+        return RoundChoice(steps, by_model, np.where(by_model, 0, [min(len(each.tokens), most) for each in found]))
 
 
 class DrawingExecutor(CheckedExecutor):
@@ -354,6 +399,7 @@ class ExecutorIn:
 
 make = CheckedExecutor
 make_block = DrawingExecutor
+make_hybrid = HybridExecutor
 
 
 def places_of(device: str, ops: str | None) -> tuple[DevicePlace, ...]:

@@ -9,6 +9,7 @@ from ...core.contract.step import PARKED_ROUND
 from ...gpu.batch.states import BranchStates, ChunkStates, TreeStates
 from ...gpu.draft.branches import BranchDraft, _from_sources
 from ...gpu.draft.heads import HeadsDraft
+from ...gpu.draft.hybrid import HybridDraft
 from ...gpu.executor.prompt_runner import PromptRunner
 from ...gpu.executor.round import DecodeRound
 from ...gpu.executor.rows import Rows
@@ -17,10 +18,11 @@ from ...gpu.kernels.layers.delta_rule import advanced
 from ...gpu.ops.host_ops import HostOps
 from ...gpu.types.attention import PLAIN
 from ...gpu.types.recurrence import States
-from ..adapters.torch_executor import CheckedExecutor
+from ..adapters.torch_executor import CheckedExecutor, HybridExecutor
 from .planting import Defects
 
 REAL = Defects("executor", CheckedExecutor, prefix="gpu:")
+HYBRID = Defects("executor", HybridExecutor, prefix="hybrid:")
 
 
 def _advanced_without_decay(states, nodes, path, lens, good=advanced):
@@ -345,4 +347,70 @@ class VerifiesWithoutTheRoot(CheckedExecutor):
         decode_round._verify_forward = without_root
 
 
-MUTANTS = tuple(REAL.mutants)
+@HYBRID.breaks("DRAFT-01")
+class DraftsWithoutWhatWaits(HybridDraft):
+    """A row that goes from look-ups to the head drafts at once, and what waited for the head is given up."""
+
+    def _by_the_head(self, batch, relayed, steps):
+        for text in map(self._rows.get, batch.row_numbers.tolist()):
+            text.caught, text.tail, text.hidden = text.caught + text.num_waiting, text.tail[-1:], []
+        return super()._by_the_head(batch, relayed, steps)
+
+
+@HYBRID.breaks("ANSWER", "DRAFT-01")
+class CachesWithoutWhatWaits(HybridDraft):
+    """The prefix cache gets the pages of a row that is given up without the head's KV of what waits."""
+
+    def close_rows(self, rows):
+        self._keeps_closed = False
+        super().close_rows(rows)
+
+
+@HYBRID.breaks("DRAFT-11")
+class LetsAllWait(HybridDraft):
+    """As many tokens of a row wait for the head as look-ups go on."""
+
+    def _catch_up_late(self, rows, but=0):
+        return {} if but else super()._catch_up_late(rows, but)
+
+
+@HYBRID.breaks("DRAFT-01")
+class TakesTheStatesOfTheRowBefore(HybridDraft):
+    """The first states that wait in a row are those that waited there when its last request ended."""
+
+    left = ()
+
+    def close_rows(self, rows):
+        self.left = dict(self.left) | {row: self._rows[row].hidden for row in rows or () if row in self._rows}
+        super().close_rows(rows)
+
+    def _catch_up_late(self, rows, but=0):
+        for row in rows:
+            old, text = dict(self.left).get(row), self._rows[row]
+            if old and text.hidden:
+                states = torch.cat(text.hidden)
+                n = min(len(states), sum(map(len, old)))
+                text.hidden = [torch.cat((torch.cat(old)[:n], states[n:]))]
+        return super()._catch_up_late(rows, but)
+
+
+@HYBRID.breaks("DRAFT-01")
+class RelaysToTheWrongRows(HybridDraft):
+    """What the rows relay that the head has caught up with goes to their neighbours."""
+
+    def _catch_up_late(self, rows, but=0):
+        return {name: values.flip(0) for name, values in super()._catch_up_late(rows, but).items()}
+
+
+@HYBRID.breaks("DRAFT-01")
+class CatchesUpOneTokenShort(HybridDraft):
+    """Where many tokens wait, the one that goes on waiting is taken for the first of the next ones."""
+
+    def _catch_up_late(self, rows, but=0):
+        relayed = super()._catch_up_late(rows, but)
+        for text in map(self._rows.get, rows if but else ()):
+            text.caught, text.tail, text.hidden = text.caught + text.num_waiting, text.tail[-1:], []
+        return relayed
+
+
+MUTANTS = (*REAL.mutants, *HYBRID.mutants)

@@ -18,7 +18,7 @@ import typer
 
 from ...core.errors import count_of
 from ..options import AsJson, argument, option, print_document, refuse_of_other_modes, refuse_without_effect
-from ..progress import StatusLine
+from ..progress import LINE_EVERY_S, StatusLine
 from .annotations import error_commands
 from .component import OwnComponent, refuse_with_package
 from .endpoints import SERVER, check_endpoint, with_asking_options
@@ -423,8 +423,8 @@ def _check_mutants(contract: str | None, budget: str | None, as_json: bool) -> N
 
 @contextmanager
 def _shown_progress(name: str, quiet: bool) -> Iterator[Callable[[Any], None]]:
-    """Show how far a check is, on a terminal only."""
-    line = StatusLine(quiet=quiet or not sys.stderr.isatty(), redraw_every_s=0.5)
+    """Show how far a check is; where there is no terminal, by a line every ten seconds."""
+    line = StatusLine(quiet, redraw_every_s=0.5, line_every_s=LINE_EVERY_S)
 
     def show(swarm: Any) -> None:
         if line.due_s() is not None:

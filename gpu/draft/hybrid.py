@@ -74,12 +74,17 @@ class HybridDraft(Draft):
         self._look_ups, self._choice = look_ups, choice
         self._fields, self._keeps_closed = fields, keeps_closed
         self._rows: dict[int, _RowText] = {}
+        self.most_waiting = MOST_WAITING
         self._head_runs = False  # in this round
         self._last_batch: RoundBatch | None = None
 
     @property
     def is_captured(self) -> bool:
         return False  # the rows of a round draft in several ways, and as many tokens as pays
+
+    def waiting(self) -> dict[int, int]:
+        """Return how many tokens of each row wait for the head."""
+        return {row: text.num_waiting for row, text in self._rows.items()}
 
     # -- texts ----------------------------------------------------------------------------------------------------
 
@@ -162,8 +167,9 @@ class HybridDraft(Draft):
             none = np.zeros(len(rows), np.int64)
             return RoundChoice(most, np.ones(len(rows), bool), none), [NOTHING_FOUND] * len(rows)
         waiting = [self._rows[row].num_waiting for row in rows]
-        if max(waiting) + most >= MOST_WAITING:
-            self._catch_up_late([row for row, n in zip(rows, waiting, strict=True) if n + most >= MOST_WAITING], but=1)
+        if max(waiting) + most >= self.most_waiting:
+            many = [row for row, n in zip(rows, waiting, strict=True) if n + most >= self.most_waiting]
+            self._catch_up_late(many, but=1)
             waiting = [self._rows[row].num_waiting for row in rows]
         found = [self._look_ups.look_up(row, most) for row in rows]
         return self._choice.choose(rows, found, most, sum(waiting), batch.sampling is not None), found

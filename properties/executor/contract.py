@@ -30,6 +30,7 @@ VOCAB_SIZE = 24
 TEXT_LEN = 48  # of the longest drawn request
 ALGORITHMS = (*["STANDALONE"] * 4, "NONE", "NONE", "NGRAM", "NGRAM")
 WITH_HEADS = (*["STANDALONE"] * 2, "NONE", "NGRAM", *["EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE"] * 2)
+WITH_LOOK_UPS = "HYBRID"  # of which rows draft by a head or by look-up: an executor is checked with it alone
 STOP_TOKENS = (5, 11)
 SHAPES_TRIED = 20
 MANY = 8  # rows of an engine in which many requests are sampled
@@ -75,9 +76,15 @@ class ExecutorConfig:
         known."""
         return self.mixture and not self.prefix_cache
 
+    @property
+    def has_look_ups(self) -> bool:
+        """Whether drafts depend on what earlier requests got."""
+        return get_algorithm(self.algorithm).looks_up_past_outputs
+
     @classmethod
     def draw(cls, choose: Choices, has: ExecutorCapabilities, algorithm: str = "") -> ExecutorConfig:
         """Choose an engine of a few rows, steps and branches; `algorithm` is the one that all have, if not any."""
+        algorithm = algorithm or (WITH_LOOK_UPS if has.look_ups else "")
         algorithm = algorithm or choose(WITH_HEADS if has.hidden_states else ALGORITHMS)
         # Where proposals are compared, most of them are deep: what a draft has kept of its own passes shows from the
         # third step on.
@@ -100,7 +107,8 @@ class ExecutorConfig:
             overlap=choose((False, True)) and kind.supports_overlap,
             mixed=choose((True, False)),
             # Behind a cached prefix there is no plain model of what several heads say: most runs of these have none.
-            prefix_cache=choose((False, True)) and (algorithm != WITH_HEADS[-1] or page_size == 1),
+            prefix_cache=choose((False, True, True) if has.look_ups else (False, True))
+            and (algorithm != WITH_HEADS[-1] or page_size == 1),
             tokens=has.tokens,
         )
         if has.samples or has.states:
@@ -181,6 +189,7 @@ class ExecutorCapabilities(Capabilities):
     lengths: bool = False  # rows of a round may verify unequal numbers of nodes (`DecodeStep.row_nodes`)
     budgets: bool = False  # the device chooses the lengths of rows, by `DecodeStep.budget`; needs `lengths`
     confidences: bool = False  # `confidences(…)`: how sure its draft is, to compare results with; needs `budgets`
+    look_ups: bool = False  # every engine has `WITH_LOOK_UPS`; `waiting()`; needs `proposals`
     restarts: bool = False  # `restart()`: steps fail as a whole
     states: bool = False  # models with recurrent layers run; `state_room()` and `states(rows)`
     # Requests have penalties, biases and the grammar of `oracle.is_allowed`, under any text; needs `plain`
@@ -190,6 +199,7 @@ class ExecutorCapabilities(Capabilities):
         "plain": ("tokens",),
         "drafts": ("plain",),
         "proposals": ("drafts",),
+        "look_ups": ("proposals",),
         "budgets": ("lengths",),
         "confidences": ("budgets", "drafts"),
         "samples": ("plain",),
@@ -281,7 +291,13 @@ class InspectedExecutor(Protocol):
 
     @needs("proposals")
     def proposed(self) -> Sequence[Sequence[Drafts]]:
-        """Return the drafts of every row in every round of the result that was collected last."""
+        """Return the drafts of every row in every round of the result that was collected last: `LookedUp` if the draft
+        model did not make them."""
+
+    @needs("look_ups")
+    def waiting(self) -> tuple[int, Sequence[int]]:
+        """Return how many tokens of a row may wait for the draft at most, and how many of each row do: look-ups drafted
+        in their rounds, and the draft has not taken them in yet."""
 
 
 def drawn_with(algorithm: str) -> type[ExecutorConfig]:

@@ -128,9 +128,20 @@ def there_is_room_for_the_states(m: ExecutorMoment) -> Outcome:
 def a_row_without_drafts_is_drafted_for_next(m: ExecutorMoment) -> Outcome:
     wrong = next((found for found in m.after_roots_alone if found is not None), None)
     if wrong is not None:
-        why = "the row had verified its root alone: its draft's KV lacks that token, which shows in no text"
+        why = "its draft had no part in the row's last round: its KV lacks those tokens, which shows in no text"
         return Finding(*wrong, why)
     return True if m.after_roots_alone else None
+
+
+@checks("DRAFT-11", CONTRACT, "look_ups")
+def few_tokens_wait_for_the_draft(m: ExecutorMoment) -> Outcome:
+    if m.waiting is None:
+        return None
+    most, bound = m.waiting
+    if most > bound:
+        why = "one pass of the draft takes no more, and their hidden states are kept until then"
+        return Finding(f"{most} tokens of a row wait for the draft", f"{bound} at most", why)
+    return True
 
 
 @checks("DRAFT-02", CONTRACT, "budgets")

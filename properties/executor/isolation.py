@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...core.algorithm.registry import get_algorithm
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import FinishReason, Request
 from ...core.contract.step import Step
@@ -52,7 +51,7 @@ class IsolatedRuns:
     def difference(self, make: Callable[[Any], InspectedExecutor]) -> tuple[str, str] | None:
         """Run the last requests again, each on a fresh executor. Returns what one got beside others, and alone, if that
         differs."""
-        if self._config.adaptive or get_algorithm(self._config.algorithm).looks_up_past_outputs:
+        if self._config.adaptive or self._config.has_look_ups:
             return None  # what a round drafts depends on the others
         for request, tokens in self._ended[-MOST_ALONE:]:
             alone = self._serve_alone(make(self._config), request)

@@ -14,6 +14,7 @@ from .oracle import (
     After,
     Drafts,
     Draw,
+    LookedUp,
     accepted,
     beside_drafts,
     drafts_at_end,
@@ -49,7 +50,7 @@ class JudgedRow(Protocol):
     sampling: SamplingParams
     num_prompt: int  # length of the prompt, at the front of `text`
     text: list[int]
-    was_alone: bool  # its last round could draft, and verified the root alone
+    was_alone: bool  # its last round could draft, and the draft model took no part in it
 
 
 class RunJudge:
@@ -83,6 +84,10 @@ class RunJudge:
         was, should = f"{what} has confidences {_short(found)}", f"{_short(wanted)}: those of its own drafts"
         self._confidences.append(None if is_same else (was, should))
 
+    def compare_again(self) -> None:
+        """Compare as many proposals from here on as from the beginning."""
+        self._proposals_left = MOST_PROPOSALS
+
     def take_after_roots_alone(self) -> tuple[tuple[str, str] | None, ...]:
         """Return how the drafts of rows that had verified their root alone differ from the draft's own, and forget
         them."""
@@ -114,17 +119,34 @@ class RunJudge:
         shown: Mapping[str, Any],
         what: str,
         place: tuple[int, int],
-    ) -> None:
+    ) -> bool:
         """Judge a round. `run` is what it emitted behind the row's text; `tree` are its steps, top-k and nodes, `place`
-        its round and row."""
+        its round and row. Returns whether a look-up has drafted in the place of the draft model."""
         # What stands behind the context is cut off: all of it has the context's last position.
         self._tokens(row, run[: max(self._config.context_len + 1 - len(row.text), 1)], shown, what)
         steps, topk, nodes = tree
         if not self._has_drafts or steps == 0 or nodes == 1 or len(row.text) + steps + 1 >= self._config.context_len:
-            return
-        if self._has_proposals and (self._proposals_left > 0 or row.was_alone):
+            return False
+        found = self._subject.proposed()[place[0]][place[1]] if self._has_proposals else None
+        if isinstance(found, LookedUp):
+            if not row.sampling.is_greedy and self._is_collecting:
+                self._note_token_beside(row, run, drafts_at_end(found, run))
+            return True
+        if found is not None and self._config.has_look_ups:  # chains of the model may be shorter than was planned
+            steps = max(map(len, found), default=0)
+            nodes = steps + 1
+        self._drafts(row, run, (steps, topk, nodes), found, what)
+        return False
+
+    def _drafts(
+        self, row: JudgedRow, run: Sequence[int], tree: tuple[int, int, int], found: Drafts | None, what: str
+    ) -> None:
+        """Judge what the draft model has drafted for a row: by `found` if the executor shows it, else by what was
+        accepted."""
+        steps, topk, nodes = tree
+        if found is not None and (self._proposals_left > 0 or row.was_alone):
             self._proposals_left -= not row.was_alone
-            wrong = self._proposal(row.text, tree, self._subject.proposed()[place[0]][place[1]], what)
+            wrong = self._proposal(row.text, tree, found, what)
             if row.was_alone:
                 self._after_roots_alone.append(wrong)
             elif wrong is not None:

@@ -71,18 +71,18 @@ class ExecutorMoment:
     received: tuple[int, ...] | None = None  # the shape of its hidden states
     state_room: int = 0  # requests that can have a recurrent state at once
     states: tuple[SeenState, ...] = ()  # of rows whose request goes on, after a step
-    # Of rows whose last round verified the root alone: what their next drafts were and should have been, None: as they
-    # should be
+    # Of rows whose draft had no part in their last round: what they drafted next and should have, None: as they should
     after_roots_alone: tuple[tuple[str, str] | None, ...] = ()
     chosen: tuple[ChosenRound, ...] = ()  # the rounds of a result whose lengths the device has chosen
     # The confidences of rows: what they were and should have been, None: as they should be
     foreign_confidences: tuple[tuple[str, str] | None, ...] = ()
+    waiting: tuple[int, int] | None = None  # the most tokens of a row that wait for the draft, and the bound of it
     difference: tuple[str, str] | None = None  # between the served engine and the fed one, as in `RecordedCore`
     num_events: int = 0
 
     def forget(self) -> None:
         """Clear what belongs to one operation alone."""
-        self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = None
+        self.in_step = self.in_result = self.merged = self.merge = self.sent = self.received = self.waiting = None
         self.states = self.chosen = self.after_roots_alone = self.foreign_confidences = ()
 
 
@@ -127,7 +127,7 @@ class ExecutorRow:
     length: int = 0  # positions with KV
     ran: Ran = Ran.NOTHING  # of it, in the step that was collected last
     over: bool = False
-    was_alone: bool = False  # its last round could draft, and verified the root alone
+    was_alone: bool = False  # its last round could draft, and the draft model took no part in it
 
 
 class PromptChunk(NamedTuple):
@@ -337,6 +337,7 @@ class DeviceModel:
                 what = f"row {row} in round {number + 1}"
                 steps, topk, nodes = flight.tree
                 own = nodes_of[number][i]
+                tree, is_look_up = (steps, topk, own), False
                 width = flight.width if own == nodes else own
                 expected[i] = self._run(state, lens[number][i], width, run, stops[number][i], what)
                 if self.judge is not None and row not in failed:
@@ -344,8 +345,8 @@ class DeviceModel:
                     shown = {name: part.outputs[number][name][i, :length] for name in state.outputs}
                     if flight.chosen:
                         self.judge.confidences(state, steps, flight.chosen[number].confidence[i], what)
-                    self.judge.round(state, run[:length], (steps, topk, own), shown, what, (number, i))
-                state.was_alone = own == 1 < nodes
+                    is_look_up = self.judge.round(state, run[:length], tree, shown, what, (number, i))
+                state.was_alone = own == 1 < nodes or is_look_up
                 state.text += [] if run is None else run[: lens[number][i]]
                 state.length += lens[number][i]
                 state.ran = Ran.ROUNDS

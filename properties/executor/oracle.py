@@ -32,6 +32,10 @@ Drafts = Set[tuple[int, ...]]
 """The drafts of a round, each as the tokens from behind the root to it."""
 
 
+class LookedUp(frozenset[tuple[int, ...]]):
+    """The drafts of a row that a look-up made, in a round where the draft model drafts for others, or for none."""
+
+
 class After(NamedTuple):
     """What a model gives after each of n tokens of a text."""
 

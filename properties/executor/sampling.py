@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ...core.contract.request import GRAMMAR_KINDS, GREEDY, Grammar, SamplingParams
+from ...core.draws import Purpose, hash64, request_key
 from .contract import ExecutorCapabilities
 
 SAMPLING = {
@@ -38,3 +41,9 @@ def sampling_of(request: str, max_tokens: int, has: ExecutorCapabilities) -> Sam
     plain = SAMPLING.get(request, GREEDY) if has.samples else GREEDY
     is_shaped = has.shaped and max_tokens == SHAPED_LEN
     return replace(plain, **SHAPES.get(request, {})) if is_shaped else plain
+
+
+def tokens_of(name: str, count: int, vocab_size: int) -> np.ndarray:
+    """Make a prompt, int64 [count], from the name of its request."""
+    bits = hash64(0, Purpose.TOKEN, request_key(name), np.arange(count))
+    return (bits % np.uint64(vocab_size)).astype(np.int64)

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .contract import HIDDEN_STATES
+
 _OPAQUE = (str, bytes, int, float, bool, complex, type, types.ModuleType, np.generic, np.dtype, Enum)
 
 
@@ -75,3 +77,10 @@ def _slots(kind: type) -> tuple[str, ...]:
         slots = vars(base).get("__slots__", ())
         names += [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
     return tuple(dict.fromkeys(names))
+
+
+def unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
+    """Leave out the target's hidden states on their way to a user who asked to see them: under that name, among
+    outputs."""
+    end = f"[{HIDDEN_STATES!r}]"
+    return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]

@@ -14,7 +14,6 @@ from ...core.contract.handoff_batch import DraftInput, HandoffBatch
 from ...core.contract.outcomes import CommitOutcome
 from ...core.contract.request import Request
 from ...core.contract.step import Step
-from ...core.draws import Purpose, hash64, request_key
 from ...core.errors import InvariantViolation
 from ...core.prompt import Prompt
 from ..harness.contract import REFUSALS
@@ -28,8 +27,8 @@ from .model import PARTS, DeviceModel, ExecutorMoment, SeenState, used_parts
 from .oracle import RecurrentState
 from .planned import budget_of, nodes_in_turn, words_of
 from .record import RecordedCore
-from .sampling import RULES, sampling_of
-from .search import FoundArray, hidden_arrays
+from .sampling import RULES, sampling_of, tokens_of
+from .search import hidden_arrays, unasked
 
 MAX_STEPS_TO_DRAIN = 2000
 LAST = "last"
@@ -37,6 +36,7 @@ LAST = "last"
 
 REQUESTS = Handles("abcd")
 NUM_SAMPLED, SAMPLED_LEN = 55, 6
+FOLLOWED_LEN, FOLLOWER_LEN = 36, 12
 
 PROMPT_LENS = (1, 2, 3, 7, 8, 9, 16, 17, 25)
 
@@ -91,7 +91,7 @@ class ExecutorTrial(Trial):
         # The last result: step, accept lengths and their values.
         self._delivered: tuple[int, Any, list[Any]] | None = None
         self._said = ""
-        self._stem = _tokens("stem", 16, config.vocab_size)
+        self._stem = tokens_of("stem", 16, config.vocab_size)
         self.moment = ExecutorMoment(config, self.capabilities, algorithm.needs_hidden_states)
         if self.capabilities.inspection:
             self.moment.hidden_sizes = self.integers(self.must(subject.hidden_sizes), "hidden_sizes()")
@@ -123,15 +123,8 @@ class ExecutorTrial(Trial):
             roots = {f"{type(root).__name__}{f' {number}' if number else ''}": root for number, root in found}
             found = hidden_arrays(roots, m.hidden_sizes, (*self.must(subject.weights), subject))
             if found:
-                found = self._unasked(found, any(self.model.shown(flight) for flight in self.model.in_flight))
+                found = unasked(found, any(self.model.shown(flight) for flight in self.model.in_flight))
             m.kept = found
-
-    @staticmethod
-    def _unasked(found: list[FoundArray], shown: bool) -> list[FoundArray]:
-        """Leave out the target's hidden states on their way to a user who asked to see them:
-        under that name, among outputs."""
-        end = f"[{HIDDEN_STATES!r}]"
-        return [array for array in found if not (shown and array.path.endswith(end) and "outputs" in array.path)]
 
     def _field(self, item: Any) -> tuple[str, tuple[int, ...]]:
         name, shape = self.sequence(item, "a field of relay_fields()", "(name, shape of one row)", 2)
@@ -146,7 +139,7 @@ class ExecutorTrial(Trial):
         """Submit a request, with the first `shared` tokens of its prompt as in all others.
         `show`: it asks for hidden states."""
         self.only_if(prompt_len > 0 and max_tokens > 0)
-        own = _tokens(request, prompt_len, self.config.vocab_size)
+        own = tokens_of(request, prompt_len, self.config.vocab_size)
         if request == REQUESTS[-1]:
             own %= 3  # so few tokens that all that is looked up has occurred before, and goes on in several ways
         shared = min(max(shared, 0), prompt_len, len(self._stem))
@@ -235,7 +228,7 @@ class ExecutorTrial(Trial):
         shown = self.model.shown(flight)
         result = self.must(self.subject.collect)
         if self.capabilities.inspection:
-            m.in_result = self._unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
+            m.in_result = unasked(hidden_arrays({"result": result}, m.hidden_sizes), shown)
         try:
             self.model.collect(result)
         except WrongResult as wrong:
@@ -259,9 +252,17 @@ class ExecutorTrial(Trial):
         if self.judge is not None:
             m.after_roots_alone += self.judge.take_after_roots_alone()
             m.foreign_confidences += self.judge.take_confidences()
+        if self.capabilities.look_ups:
+            m.waiting = self._waiting()
         if self.capabilities.states and self.config.is_recurrent:
             m.states = self._states()
         self._look()
+
+    def _waiting(self) -> tuple[int, int]:
+        """Return how many tokens of a row wait for the draft at most, and the bound of it."""
+        bound, counts = self.sequence(self.must(self.subject.waiting), "waiting()", "(bound, tokens of each row)", 2)
+        most = max(self.integers(counts, "the tokens of waiting()"), default=0)
+        return most, self.integer(bound, "the bound of waiting()")
 
     def _states(self) -> tuple[SeenState, ...]:
         """Return the states of the rows whose request goes on, and what they should be."""
@@ -344,6 +345,18 @@ class ExecutorTrial(Trial):
         if unfair is not None:
             raise self.misbehaviour("ANSWER", unfair, "every token is an independent draw of the exact distribution")
         self._said = f"{NUM_SAMPLED} requests are served"
+
+    @operation(weight=9, needs="look_ups")
+    def follow(self) -> None:
+        """Serve all requests to their end, and then one behind the text of each: what is cached of it has the draft's
+        KV, too."""
+        self._serve()
+        for number, row in enumerate([*self.model.rows.values()]):
+            prompt = Prompt.of_tokens(np.array(row.text[:FOLLOWED_LEN]))
+            self.core.submit(Request(f"follower {number}", prompt, FOLLOWER_LEN))
+        self.judge.compare_again()
+        self._serve()
+        self._said = "all are served"
 
     @operation(weight=1, needs="merging", probes="ACCEPT-17", first=(-1, 0, 1, 3), second=(-1, 0, 2))
     def merge(self, first: int, second: int) -> None:
@@ -435,9 +448,3 @@ class ExecutorTrial(Trial):
 
     def describe(self) -> str:
         return self._said
-
-
-def _tokens(name: str, count: int, vocab_size: int) -> np.ndarray:
-    """Make a prompt, int64 [count], from the name of its request."""
-    bits = hash64(0, Purpose.TOKEN, request_key(name), np.arange(count))
-    return (bits % np.uint64(vocab_size)).astype(np.int64)

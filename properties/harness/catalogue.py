@@ -130,8 +130,8 @@ Adaptive step controller:
     STEPS-17 M: the results of one interval give the same expectations in any order
 
 Drafts of rows of unequal lengths:
-    DRAFT-01 E: after a round in which a row verified its root alone, its draft holds all committed tokens: what it drafts next is
-        what it drafts for the row's text
+    DRAFT-01 E: after a round in which a row verified its root alone, or a look-up's drafts, its draft holds all committed tokens:
+        what it drafts next is what it drafts for the row's text
     DRAFT-02 E: a round with a budget verifies as many drafts as the budget has and its rows may, no fewer and no more
     DRAFT-03 E: no row verifies a node that the plan has not reserved for it, and each verifies its root
     DRAFT-04 E: the drafts that are verified are those of greatest survival; among equals the earlier position, then the earlier row
@@ -143,6 +143,7 @@ Drafts of rows of unequal lengths:
     DRAFT-09 S: a budget is the one of most expected tokens in the time of a round, by these confidences; a row without any counts
         as certain
     DRAFT-10 E: a row of which a confidence is no probability counts as certain, and is counted
+    DRAFT-11 E: no more tokens of a row wait for its draft, behind rounds in which look-ups drafted, than one pass takes
 
 Recurrent states:
     STATE-01 E: after a round a row's state is that of its accepted path: it has taken in each of its tokens once, in order, and

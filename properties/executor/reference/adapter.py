@@ -63,7 +63,8 @@ class ReferenceAdapter(WrappedExecutor):
 
     hidden_size = HIDDEN_SIZE
     capabilities = replace(
-        ExecutorCapabilities.all(), accounting=False, samples=False, shaped=False, keyed=False, proposals=False
+        ExecutorCapabilities.all(),
+        **dict.fromkeys(("accounting", "samples", "shaped", "keyed", "proposals", "look_ups"), False),
     )
 
     def __init__(self, config: ExecutorConfig) -> None:
