@@ -69,7 +69,7 @@ from .torch_models import (
 )
 
 MOST_TEXTS = 12  # whose outputs, computed plainly, are remembered
-MOST_WAITING = 8  # tokens of a row, for its head: texts are too short for what one pass takes
+MOST_WAITING = 9  # tokens of a row, for its head: texts are too short for what one pass takes
 DEVICE_HEAD_DIM = 16  # of models that run elsewhere: a kernel's block has no fewer channels
 STRETCH = 3  # rounds in which rows of HYBRID choose in one way
 DEVICE_LIMIT_S = 600.0  # of a run elsewhere: kernels are compiled in it, or interpreted

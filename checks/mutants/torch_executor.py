@@ -357,15 +357,6 @@ class DraftsWithoutWhatWaits(HybridDraft):
         return super()._by_the_head(batch, relayed, steps)
 
 
-@HYBRID.breaks("ANSWER", "DRAFT-01")
-class CachesWithoutWhatWaits(HybridDraft):
-    """The prefix cache gets the pages of a row that is given up without the head's KV of what waits."""
-
-    def close_rows(self, rows):
-        self._keeps_closed = False
-        super().close_rows(rows)
-
-
 @HYBRID.breaks("DRAFT-11")
 class LetsAllWait(HybridDraft):
     """As many tokens of a row wait for the head as look-ups go on."""

@@ -346,7 +346,7 @@ class ExecutorTrial(Trial):
             raise self.misbehaviour("ANSWER", unfair, "every token is an independent draw of the exact distribution")
         self._said = f"{NUM_SAMPLED} requests are served"
 
-    @operation(weight=9, needs="look_ups")
+    @operation(weight=4, needs="look_ups")
     def follow(self) -> None:
         """Serve all requests to their end, and then one behind the text of each: what is cached of it has the draft's
         KV, too."""
