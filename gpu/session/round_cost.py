@@ -162,7 +162,8 @@ def pass_costs(
 
         T(s, r)      a round of s steps and r rows; T(m, r, b) one with a budget of b drafts
         verify(1)  = T(0, 1)
-        verify(t)  = verify(r) + T(m, r, t − r) − T(m, r, 0)     r: the fewest rows that hold t tokens
+        verify(t)  = verify(r) + T(m, r, t − r) − T(m, r, 0)     r: the fewest rows that hold t tokens; at most the
+                     least time of a round with t tokens or more
         draft(s, r) = T(s, r) − verify(r + s · r)
         budget     = the median of T(m, r, m · r) − T(m, r)
 
@@ -188,6 +189,9 @@ def pass_costs(
         added = round_ns - found[_Cell(deepest, size, drafts=0)]
         verify.append(max(verify[-1], int(np.interp(size, tokens, verify)) + added))
         tokens.append(count)
+    # No pass takes longer than a round with as many tokens or more: so the parts of a measured round give its time.
+    longest = [min(ns for (steps, size), ns in without.items() if size + steps * size >= count) for count in tokens]
+    verify = [min(one, most) for one, most in zip(verify, longest, strict=True)]
     draft = [
         tuple(max(0, without[steps, size] - int(np.interp(size + steps * size, tokens, verify))) for size in rows)
         for steps in candidates

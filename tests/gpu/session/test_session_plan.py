@@ -290,7 +290,9 @@ def test_the_cost_table_is_the_time_of_rounds(models):
     assert 0 not in table.steps and table.prefill_token_ps == 0, "a draft that is always used is never parked"
 
 
-def test_confidence_measures_what_tokens_and_budgets_add_to_a_round(models):
+@pytest.mark.parametrize("disturbed_ns", [0, 900])
+def test_confidence_measures_what_tokens_and_budgets_add_to_a_round(models, disturbed_ns):
+    """Also where another program disturbs some rounds with a budget: rounds without one keep their times."""
     from foredraft.properties.executor.reference import HashDraft, HashLanguageModel, ReferenceExecutor
 
     now = [0]
@@ -301,7 +303,8 @@ def test_confidence_measures_what_tokens_and_budgets_add_to_a_round(models):
             if step.decode is not None:
                 part = step.decode
                 now[0] += 1000 + 10 * len(part.rows) + 70 * part.shape.steps + 30 * part.num_verify_tokens
-                now[0] += 200 * (part.budget is not None)
+                if part.budget is not None:
+                    now[0] += 200 + disturbed_ns * (part.budget.drafts in (2, 6))
 
     table = '{"1": {"candidate_steps": [0, 1, 3]}}'
     plan = plan_session(options_for(models, "STANDALONE", policy="confidence", adaptive=table, max_running=5))
@@ -311,7 +314,10 @@ def test_confidence_measures_what_tokens_and_budgets_add_to_a_round(models):
     assert costs.tokens == (1, 2, 3, 4, 6, 8, 12, 16, 20) and costs.budget_ns == 200
     for steps in costs.steps:
         for rows in costs.batch_sizes:
-            for drafts in {0, rows * steps // 2, rows * steps}:
+            every = {0, rows * steps // 2, rows * steps}
+            for drafts in {rows * steps} if disturbed_ns else every:
+                if disturbed_ns and rows + drafts not in costs.tokens:
+                    continue
                 found = costs.draft_time(steps, rows) + costs.verify_times(np.array([rows + drafts]))[0]
                 assert found == pytest.approx(1000 + 10 * rows + 70 * steps + 30 * (rows + drafts), abs=1)
     assert costs_from_json(costs.to_json(), "a log") == costs
