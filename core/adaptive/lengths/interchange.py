@@ -115,8 +115,9 @@ def round_times_json(costs: PassCosts, steps: int, kv_tokens_per_row: int = 0) -
     rows = list(costs.batch_sizes)
     drafting = [costs.draft_time(steps, size, size * kv_tokens_per_row) / 1e9 for size in rows]
     # Of a staircase, the token behind a size takes the time of the next one.
-    behind = [size + 1 for size in costs.tokens[:-1] if size <= costs.captured_tokens]
-    tokens = sorted({*costs.tokens, *behind})
+    sizes = {*costs.tokens, *(size * (steps + 1) for size in costs.captured_rows)}
+    behind = {size + 1 for size in sizes if size <= costs.captured_tokens and size < max(sizes)}
+    tokens = sorted(sizes | behind)
     passes = costs.verify_times(costs.padded(steps, np.array(tokens))) / 1e9
     values = float(passes[0]), rows, drafting, tokens, (passes - passes[0]).tolist()
     return json.dumps(dict(zip(SUMS, values, strict=True)))

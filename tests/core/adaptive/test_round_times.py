@@ -186,14 +186,14 @@ def test_temperatures_that_cannot_be_are_refused(table, says):
 def test_what_is_written_reads_back_with_the_same_times():
     rows, tokens = (1, 4, 16), (1, 4, 8, 16, 32, 64)
     drafting = ((0, 0, 0), (1000, 1500, 4000))
-    for captured in (0, 8, 32, 64):
+    for captured, by_rows in ((0, ()), (8, ()), (32, ()), (64, ()), (32, (1, 3, 8)), (64, (1, 5, 6, 16))):
         verify = (9000, 9000, 15_000, 20_000, 30_000, 70_000)
-        costs = PassCosts((0, 3), rows, drafting, tokens, verify, (5, 8000), captured)
+        costs = PassCosts((0, 3), rows, drafting, tokens, verify, (5, 8000), captured, captured_rows=by_rows)
         written = json.loads(round_times_json(costs, 3, kv_tokens_per_row=100))
         read = load_round_times(written, 3, "a file")
         for size in (1, 2, 4, 10, 16):
             for drafts in range(3 * size + 1):
-                passes = costs.verify_times(np.array([size + drafts]))[0]
+                passes = costs.verify_times(costs.padded(3, np.array([size + drafts])))[0]
                 wanted = costs.draft_time(3, size, kv_tokens=100 * size) + passes
                 assert our_seconds(read, size, drafts) * 1e9 == pytest.approx(wanted, abs=3), (captured, size, drafts)
     with pytest.raises(ConfigError, match=r"have \[0, 3\]; expected 2 among them"):
