@@ -22,7 +22,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..contract.arrays import Float64Array
-from .process import GaussianAcceptance
+from .process import GaussianAcceptance, conditional_of
 
 REJECTED_RATIO = 0.08
 """ρ with which chains of 8 drafts gain the 7 to 10 % in accept length that arXiv 2403.10444 reports."""
@@ -62,7 +62,5 @@ def by_block(process: GaussianAcceptance, rejected_ratio: float = REJECTED_RATIO
     """Return the process of block verification on the drafts of which rejection keeps as many as `process` says."""
     depths = range(process.max_depth)
     last = len(process.conditional) - 1
-    survival = np.array(block_survival([process.conditional[min(depth, last)] for depth in depths], rejected_ratio))
-    before = np.concatenate([[1.0], survival[:-1]])
-    conditional = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
-    return replace(process, conditional=tuple(np.minimum(conditional, 1.0).tolist()))
+    survival = block_survival([process.conditional[min(depth, last)] for depth in depths], rejected_ratio)
+    return replace(process, conditional=conditional_of(np.array(survival)))

@@ -184,7 +184,7 @@ def walk_to_end(runs: np.ndarray, steps: int, output_lens: np.ndarray | None = N
         at = np.minimum(at + lens, row_ends)
 
 
-def _conditional_of(survival: np.ndarray) -> tuple[float, ...]:
+def conditional_of(survival: np.ndarray) -> tuple[float, ...]:
     """Return the acceptance of each depth, given that all before were accepted."""
     before = np.concatenate([[1.0], survival[:-1]])
     conditional = np.where(before > 0, survival / np.maximum(before, 1e-300), 0.0)
@@ -309,7 +309,7 @@ class GaussianAcceptance(AcceptanceProcess):
         rounds have them does not depend on the request or the position."""
         others = replace(self, conditional=conditional)
         survival = share * np.array(others.survival) + (1.0 - share) * np.array(self.survival)
-        return replace(self, conditional=_conditional_of(survival))
+        return replace(self, conditional=conditional_of(survival))
 
     def for_tree(self, shape: RoundShape, rank_ratio: float = 0.6) -> GaussianAcceptance:
         """Return the process of the deepest accepted node of a draft tree instead of a chain.
@@ -326,7 +326,7 @@ class GaussianAcceptance(AcceptanceProcess):
         gives 2.25 tokens per round gives 2.92 for 21 nodes in 3 levels, as reported for Qwen3-8B (arXiv 2601.11580).
         """
         survival = tree_survival(self._conditional_at, shape, rank_ratio, self.draft_confidence)
-        return replace(self, conditional=_conditional_of(survival), max_depth=len(survival))
+        return replace(self, conditional=conditional_of(survival), max_depth=len(survival))
 
     def _conditional_at(self, depth: int) -> float:
         return self.conditional[min(depth, len(self.conditional)) - 1]
