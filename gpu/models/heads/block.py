@@ -15,7 +15,7 @@ What chooses the tokens of a block is the head, a subclass each:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -181,11 +181,11 @@ class WalkedHead(BlockHead):
     ) -> None:
         super().__init__(config, target, own_embeddings, own_lm_head, fc_bias)
         assert self.vocab_size == target.vocab_size, "its codebooks have the target's vocabulary"
-        self.convolutions = nn.ModuleList(GroupedConvolution(self) for _ in range(2 * self.num_layers))
+        self._convolutions = tuple(GroupedConvolution(self) for _ in range(2 * self.num_layers))
+        self.convolutions = nn.ModuleList(self._convolutions)
         vocab, rank, hidden = target.vocab_size, self.parts.selector_rank, self.hidden_size
         self.predecessors, self.successors = self._empty(vocab, rank), self._empty(vocab, rank)
         self.selector_weight = self._empty(rank, hidden)
-        self._convolutions: Sequence[GroupedConvolution] = tuple(self.convolutions)  # type: ignore[arg-type]
         self._codebooks = (self.predecessors, self.successors)
         self._project = Projection(self.selector_weight)
         self.projections = (*self.projections, self._project)
